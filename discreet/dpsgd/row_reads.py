@@ -225,6 +225,10 @@ class _Reads:
 
 
 def _placed(table: Any, key: Any) -> Any:
+    """The places of an index; none for a slice of all rows, such as pandas takes in `where`."""
+    first = key[0] if isinstance(key, tuple) else key
+    if isinstance(first, slice) and first.indices(len(table)) == (0, len(table), 1):
+        return []
     return key
 
 

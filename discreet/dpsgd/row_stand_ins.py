@@ -100,6 +100,12 @@ class _Array(np.ndarray[Any, Any]):
             self.noted(index)
         return np.asarray(self)[index]
 
+    def transpose(self, *axes: Any) -> Any:
+        """The transposed array, whose rows are columns: they are not watched."""
+        return np.asarray(self).transpose(*axes)
+
+    T = property(transpose)
+
     def take(  # type: ignore[override]
         self, indices: Any, axis: Any = None, **named: Any
     ) -> Any:

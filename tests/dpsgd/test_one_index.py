@@ -28,6 +28,7 @@ COUNT = 60
 X = torch.randn(COUNT, 6, generator=DRAWS)
 Y = torch.randint(0, 3, (COUNT,), generator=DRAWS)
 FRAME = pd.DataFrame(X.numpy()).assign(y=Y.numpy())
+VISITS = pd.DataFrame({"who": [place // 3 for place in range(COUNT)], "x": X[:, 0].numpy()})
 HUGGING_FACE = datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()})
 SERIES = torch.randn(COUNT + 5, generator=DRAWS)
 
@@ -249,6 +250,13 @@ HONEST = {
     "values of a table": Of(lambda self, i: (FRAME.values[i, :6], FRAME["y"].to_numpy()[i])),
     "a table's columns": Of(
         lambda self, i: (FRAME.iloc[:, :6].iloc[i].to_numpy(), FRAME.loc[:, "y"].iloc[i])
+    ),
+    "columns of its values": Of(lambda self, i: (FRAME.values.T[:6, i], 0)),
+    "a column with other values": Of(
+        lambda self, i: (X[i], FRAME["y"].where(FRAME["y"] > 0, 2).map({1: 0, 2: 1}).iloc[i])
+    ),
+    "rows of a person": Of(
+        lambda self, i: (VISITS[VISITS["who"] == i]["x"].to_numpy(), 0), count=20
     ),
     "Hugging Face's rows": Of(
         lambda self, i: (self.hf[i]["x"], self.hf[i]["y"]), hf=HUGGING_FACE.shuffle(seed=4)
