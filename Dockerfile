@@ -1,5 +1,7 @@
 # One image for the server, the gate and the nodes. How to build and run it: docs/deployment.md
-FROM python:3.11-slim-bookworm AS build
+# The base, which a digest pins: BASE_IMAGE=python:3.11-slim-bookworm@sha256:...
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+FROM ${BASE_IMAGE} AS build
 
 # A package index with CPU builds of torch: the default one has CUDA builds, several GB. A torch wheel in wheels/ goes
 # before it.
@@ -25,7 +27,7 @@ print(*p['dependencies'], *(n for x in ('federation', 'tables', 'report', 'deplo
  && find fontTools networkx sympy torch/_inductor torch/_dynamo torch/onnx -name '*.pyc' -delete
 
 
-FROM python:3.11-slim-bookworm
+FROM ${BASE_IMAGE}
 
 # Volumes are made with the rights of these folders: any user number that compose.yml chooses can write to its own.
 # Nothing is installed later, so what installs goes.
