@@ -279,7 +279,7 @@ BY_TEST = {
         "a forward may change the model's own state", "per_example.trial:moved_since", always([])
     ),
     "per_example/test_watch.py::test_a_forward_whose_author_meant_a_batch_is_refused": Fault(
-        "a forward may mean a batch", "per_example.agreement:_check_alone", always(None)
+        "a forward may mean a batch", "per_example.agreement:_mixed", always(False)
     ),
     "per_example/test_watch.py::test_a_wrong_rule_is_noticed_on_made_up_examples": Fault(
         "a forward is not compared with what single examples give",
@@ -695,7 +695,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "a forward may seed PyTorch's generator",
-        "per_example.seeding:check_seeds",
+        "per_example.trial:_check_seeds",
         always(None),
         "per_example/test_own_draws.py::test_a_forward_that_sets_the_state_of_a_generator_is_refused",
     ),

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,13 +24,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from discreet.layers.branches import AnswersDiffer, Questions
+from discreet.layers.branches import AnswersDiffer, Question, Questions
 from discreet.layers.draws import no_draws
 from discreet.layers.functions import function_of
 from discreet.layers.model_state import tensors_of
 from discreet.layers.refusals import CONFUSED, SCRIPTED, MixesExamples, Unserved, place
-from discreet.layers.terms import Parts
-from discreet.per_example.any_model import OfMany, plain_gradient
+from discreet.per_example.any_model import OfMany, gradient_of, plain_loss
 from discreet.per_example.attributes import numbers_of, put_back
 from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.objective import (
@@ -44,14 +44,13 @@ from discreet.per_example.objective import (
 )
 from discreet.per_example.passes import FEWEST, GradientsOfSome, needed_pass, passes
 from discreet.per_example.trial import (
-    AGREEMENT,
-    COARSE_AGREEMENT,
     ROWS,
     UNREPEATED,
+    Trial,
     Undrawn,
+    agreement,
     differ,
     floats_in,
-    made_up,
     same_chance,
 )
 
@@ -63,54 +62,48 @@ _STIRRED = 7717
 
 
 class _EachRow:
-    """A loss in which every number of an example's outputs has another weight. Outputs without a
-    row for each example, such as a mean, do not count."""
+    """A loss in which every number of an example's outputs has another weight. Outputs that at the
+    first call have no row for each example, such as a mean, do not count."""
 
     __module__ = "discreet.per_example.agreement"
 
     def __init__(self) -> None:
-        self.found: list[tuple[int, int]] = []
-
-    def of(self, outputs: Any, count: int = ROWS) -> None:
-        """Finds the outputs that have a row for each of `count` examples."""
-        shapes = (list(map(int, value.shape)) for value in floats_in(outputs))
-        self.found = [
-            (place, sizes.index(count)) for place, sizes in enumerate(shapes) if count in sizes
-        ]
+        self.found: list[tuple[int, int]] | None = None
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
-        if not self.found:
-            raise Unserved("no tensor of its outputs has a row for each example")
         values = floats_in(outputs)
         count = len(targets)
+        if self.found is None:
+            shapes = (list(map(int, value.shape)) for value in values)
+            self.found = [
+                (place, sizes.index(count)) for place, sizes in enumerate(shapes) if count in sizes
+            ]
+        if not self.found:
+            raise Unserved("no tensor of its outputs has a row for each example")
         parts = [values[place].movedim(dim, 0).reshape(count, -1) for place, dim in self.found]
         rows = torch.cat(parts, 1)
         return rows @ torch.linspace(-1, 2, rows.shape[1], dtype=rows.dtype, device=rows.device)
 
 
-def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
+def tried(trial: Trial) -> tuple[str, Questions]:
     """The reason why the examples of a model can't run side by side, or ""; and the model's
     questions. Nothing is drawn at random: dropout keeps everything.
 
     Raises:
       MixesExamples: the forward mixes examples.
     """
-    loss = _EachRow()
-    objective = objective_of(model, loss)
+    objective = objective_of(trial.objective.model, _EachRow())
     reason = ""
     kind = 0  # whole numbers may also be lengths, which are above 0, or a mask
     questions = Questions()
     for seed in range(_TRIALS):
         try:
-            examples = made_up(model, inputs, ROWS, seed, kind=kind)
-            chance = same_chance(objective.parameters[0].device)
-            with chance, Undrawn(), warnings.catch_warnings():
-                # Such as that a deviation of one example has no degree of freedom.
-                warnings.simplefilter("ignore")
-                _check_alone(objective, loss, examples)
+            examples = trial.examples(seed, kind=kind)
+            # Such as that a deviation of one example has no degree of freedom.
+            with same_chance(trial.device), warnings.catch_warnings(action="ignore"):
                 reason = _reason(objective, examples, questions)
                 if not reason:
-                    trials = _trials_of(objective, inputs, examples, questions)
+                    trials = _trials_of(objective, trial, examples, questions)
                     questions = _settled(objective, trials, questions)
         except MixesExamples:
             raise
@@ -123,79 +116,89 @@ def tried(model: nn.Module, inputs: Tree) -> tuple[str, Questions]:
     return reason, questions
 
 
-def _check_alone(objective: Objective, loss: _EachRow, examples: Tree) -> None:
-    """Raises MixesExamples unless the outputs of examples together equal those of each alone. If
-    examples answer the forward's questions differently, this is checked for those that answer
-    alike."""
-    with torch.enable_grad(), put_back(objective.kept):
-        try:
-            loss.of(objective.outputs(detached(examples)))
-        # For example a batch whose lengths must be sorted. If each alone runs, nothing is known.
-        except CONFUSED:
-            loss.of(objective.outputs(rows_of(examples, slice(0, 1))), 1)
-            return
-    # What several left is gone: alone must not read it.
-    ones = (rows_of(examples, slice(at, at + 1)) for at in range(ROWS))
-    alone = torch.cat([_valued(objective, one, 1) for one in ones])
-    waiting = [torch.arange(ROWS)]
-    while waiting:
-        places = waiting.pop()
-        some = rows_of(examples, places)
-        if not differ(_valued(objective, some, len(places)), alone[places], _agreement(objective)):
-            continue
-        groups = _groups(objective, some, len(places))
-        if len(groups) < 2:
-            if differ(_valued(objective, some, len(places)), _valued(objective, some, len(places))):
-                raise ValueError(UNREPEATED)
-            raise MixesExamples(_first_difference(objective, examples))
-        waiting += [places[group] for group in groups]
-
-
-def _valued(objective: Objective, examples: Tree, count: int) -> Tensor:
-    # With gradients, as the forward may take some itself.
-    with (
-        torch.enable_grad(),
-        put_back(objective.kept),
-        OfMany(count),
-    ):
-        outputs = objective.outputs(detached(examples))
-        return objective.loss(outputs, objective.zeros(count)).detach()
-
-
-def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
-    """The indices of the examples, grouped by equal answers."""
-    try:
-        rows = max(count, FEWEST)
-        asked = Questions()
-        some = filled(examples, rows)
-        needed_pass(objective, some, objective.zeros(rows), asked, no_draws(rows))
-    except AnswersDiffer as split:
-        return split.groups(count)
-    except Unserved:
-        pass
-    return []
-
-
-def _agreement(objective: Objective) -> float:
-    if objective.rounds:
-        return COARSE_AGREEMENT
-    return AGREEMENT
-
-
 def _reason(objective: Objective, examples: Tree, questions: Questions) -> str:
     """A message if a gradient differs from that of plain autograd, else "". If it differs in the
-    model's own type, float64 decides."""
-    if unseen := _unseen(objective):
-        return unseen
-    reason = _tried_on(objective, examples, questions)
+    model's own type, float64 decides.
+
+    Raises:
+      MixesExamples: the outputs of examples together are not those of each alone.
+    """
+    together = _together(objective, examples)
+    alone = list[Tensor]()
+    refused: Exception | None = None
+    unseen = _unseen(objective)
+    reason = ""
+    if not unseen:
+        try:
+            reason = _tried_on(objective, examples, questions, None, alone)
+        except (Unserved, *CONFUSED) as error:
+            refused = error
+    if together is not None:
+        rest = (rows_of(examples, slice(at, at + 1)) for at in range(len(alone), ROWS))
+        alone += [_valued(objective, one) for one in rest]
+        if _mixed(objective, examples, together, torch.cat(alone)):
+            raise MixesExamples(_first_difference(objective, examples))
+    if refused is not None:
+        raise refused
     if not reason or objective.parameters[0].dtype == torch.float64:
-        return reason
+        return unseen or reason
     with in_float64(objective.model):
         wide = objective_of(objective.model, objective.loss)
         try:
             return _tried_on(wide, with_floats(Tensor.double, examples), questions)
         except (Unserved, *CONFUSED):
             return reason
+
+
+def _together(objective: Objective, examples: Tree) -> Tensor | None:
+    """The values of several examples, run together. None if only one alone runs, for example as
+    the lengths of a batch must be sorted: nothing is known then."""
+    loss: Any = objective.loss
+    loss.found = None
+    try:
+        return _valued(objective, examples)
+    except CONFUSED:
+        loss.found = None
+        _valued(objective, rows_of(examples, slice(0, 1)))
+        return None
+
+
+def _mixed(objective: Objective, examples: Tree, together: Tensor, alone: Tensor) -> bool:
+    """True if the values of examples together differ from those of each alone. If examples answer
+    the forward's questions differently, those are asked that answer alike."""
+    if not differ(together, alone, agreement(objective)):
+        return False
+    groups = _groups(objective, examples, len(alone))
+    if len(groups) > 1:
+        parts = [(rows_of(examples, group), alone[group]) for group in groups]
+        return any(
+            _mixed(objective, some, _valued(objective, some), values) for some, values in parts
+        )
+    if differ(_valued(objective, examples), _valued(objective, examples)):
+        raise ValueError(UNREPEATED)
+    return True
+
+
+def _valued(objective: Objective, examples: Tree) -> Tensor:
+    count = count_of(examples)
+    # With gradients, as the forward may take some itself.
+    with torch.enable_grad(), put_back(objective.kept), Undrawn(), OfMany(count):
+        outputs = objective.outputs(detached(examples))
+        return objective.loss(outputs, objective.zeros(count)).detach()
+
+
+def _groups(objective: Objective, examples: Tree, count: int) -> list[Tensor]:
+    """The indices of the examples, grouped by equal answers."""
+    rows = max(count, FEWEST)
+    some = filled(examples, rows)
+    try:
+        with Undrawn():
+            needed_pass(objective, some, objective.zeros(rows), Questions(), no_draws(rows))
+    except AnswersDiffer as split:
+        return split.groups(count)
+    except Unserved:
+        pass
+    return []
 
 
 def _unseen(objective: Objective) -> str:
@@ -217,8 +220,8 @@ def in_float64(model: nn.Module) -> Iterator[None]:
         for value in tensors_of(model).values()
         if value.is_floating_point()
     }
-    holders = [group for part in model.modules() for group in _holders(part)]
-    before = [(holder, dict(holder)) for holder in holders]
+    holders = ((part._parameters, part._buffers, vars(part)) for part in model.modules())
+    before = [(holder, dict(holder)) for group in holders for holder in group]
     try:
         for holder, values in before:
             holder.update((name, _replaced(wide, value)) for name, value in values.items())
@@ -229,12 +232,6 @@ def in_float64(model: nn.Module) -> Iterator[None]:
             holder.update(values)
 
 
-def _holders(module: nn.Module) -> list[dict[str, Any]]:
-    """The dictionaries in which a module holds parameters and buffers, and lists of them."""
-    lists = {name for name, value in vars(module).items() if type(value) is list}
-    return [module._parameters, module._buffers, *([module.__dict__] if lists else [])]
-
-
 def _replaced(wide: dict[int, Tensor], value: Any) -> Any:
     if type(value) is list:
         return [wide.get(id(each), each) for each in value]
@@ -242,34 +239,44 @@ def _replaced(wide: dict[int, Tensor], value: Any) -> Any:
 
 
 def _wide_like(value: Tensor) -> Tensor:
-    if isinstance(value, nn.Parameter):
-        return nn.Parameter(value.detach().double(), value.requires_grad)
-    return value.detach().double()
+    copy = value.detach().to(torch.float64, copy=True)
+    return nn.Parameter(copy, value.requires_grad) if isinstance(value, nn.Parameter) else copy
 
 
 def _trials_of(
-    objective: Objective, inputs: Tree, examples: Tree, questions: Questions
+    objective: Objective, trial: Trial, examples: Tree, questions: Questions
 ) -> list[Tree]:
     """The examples, and, as whole numbers may also be a mask, the same examples with 0 and 1 in
     place of those of each tensor, if the model can follow them; adds the questions that these
-    answer differently."""
-    found = [examples]
+    answer differently. None of them if nothing is asked."""
     leaves, spec = tree_flatten(examples)
-    masks = tree_leaves(made_up(objective.model, inputs, ROWS, kind=2))
-    for at, value in enumerate(leaves):
-        if value is None or value.is_floating_point() or value.is_complex():
-            continue
-        if not (value >= 2).any():
-            continue
-        masked = tree_unflatten([*leaves[:at], masks[at], *leaves[at + 1 :]], spec)
+    masks = tree_leaves(trial.examples(kind=2))
+    masked = [
+        tree_unflatten([*leaves[:at], masks[at], *leaves[at + 1 :]], spec)
+        for at, value in enumerate(leaves)
+        if value is not None and not value.is_floating_point() and not value.is_complex()
+        if (value >= 2).any()
+    ]
+    if not questions.asked and not any(_asked(objective, some) for some in masked):
+        return []
+    found = [examples]
+    for some in masked:
         more = Questions()
         with suppress(Unserved, *CONFUSED):
-            if not _tried_on(objective, masked, more):
+            if not _tried_on(objective, some, more):
                 questions.asked.update(more.asked)
-                found.append(masked)
+                found.append(some)
     if questions.asked:
         found += _spread(objective, examples)
     return found
+
+
+def _asked(objective: Objective, examples: Tree) -> set[Question]:
+    """The questions that examples answer differently."""
+    questions = Questions()
+    with suppress(Unserved, *CONFUSED), Undrawn():
+        list(passes(objective, examples, objective.zeros(ROWS), questions, no_draws(ROWS)))
+    return {*questions.asked}
 
 
 def _spread(objective: Objective, examples: Tree) -> list[Tree]:
@@ -306,7 +313,8 @@ def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> 
     """Settles each asked question with one answer for every batch, if that does not change the
     gradients of any of the made-up examples. In float64, as otherwise rounding would hide a small
     change, such as that of one more step towards a fixed point; and with other parameters, as those
-    of a new model may be zeros, which would hide a change too."""
+    of a new model may be zeros, which would hide a change too. If the examples answer alike with
+    these, they tell nothing."""
     if not questions.asked:
         return questions
     draws = torch.Generator().manual_seed(_STIRRED)
@@ -315,8 +323,9 @@ def _settled(objective: Objective, trials: list[Tree], questions: Questions) -> 
         for value in wide.parameters:
             value.data += 0.1 * torch.randn(value.shape, generator=draws).to(value)
         doubles = [with_floats(Tensor.double, examples) for examples in trials]
-        _tried_on(wide, doubles[0], Questions())
-        return _settled_by(wide, doubles, questions)
+        asked = set().union(*(_asked(wide, examples) for examples in doubles))
+        known = {each: None for each in questions.asked if each in asked}
+        return _settled_by(wide, doubles, replace(questions, asked=known))
     return Questions(needs=questions.needs)
 
 
@@ -342,45 +351,63 @@ def _settled_by(objective: Objective, trials: list[Tree], questions: Questions) 
 
 
 def _tried_on(
-    objective: Objective, examples: Tree, questions: Questions, part: float | None = None
+    objective: Objective,
+    examples: Tree,
+    questions: Questions,
+    part: float | None = None,
+    values: list[Tensor] | None = None,
 ) -> str:
+    """A message if the gradient of an example differs from that of plain autograd, else "".
+    `values` gets the value of each example, alone."""
     targets = objective.zeros(ROWS)
-    found = _rows(objective, passes(objective, examples, targets, questions, no_draws(ROWS)))
-    share = part or _agreement(objective)
+    with Undrawn():
+        found = list(passes(objective, examples, targets, questions, no_draws(ROWS)))
     for at in range(ROWS):
         one = slice(at, at + 1)
-        with put_back(objective.kept):
-            alone = plain_gradient(objective, rows_of(examples, one), targets[one])
-        margin = max(float(value.nan_to_num().norm()) for value in alone) * share
-        pairs = zip(objective.slots.values(), alone, strict=True)
-        if any(_apart(found[at][slot.index], value, part) > margin for slot, value in pairs):
+        some = rows_of(examples, one)
+        with put_back(objective.kept), Undrawn():
+            loss = plain_loss(objective, some, targets[one])
+            if values is not None:
+                values.append(loss.detach())
+            alone = gradient_of(objective, loss)
+        if _are_apart(_row(objective, found, at), alone, part, agreement(objective)):
             return "a made-up example alone has different gradients"
     return ""
 
 
-def _apart(one: Tensor, other: Tensor, part: float | None) -> float:
-    """The distance of two gradients. NaN, such as from a mean over a made-up length of 0, tells
-    nothing of a rule; but one must not be NaN or infinite alone: a type may be too narrow for the
-    scale of the loss."""
-    if part is None and bool(other.isfinite().all()):
-        return float((one - other).norm().nan_to_num(math.inf))
+def _are_apart(one: Tensor, alone: list[Tensor], part: float | None, share: float) -> bool:
+    """True if two gradients of an example differ at a parameter by more than a share of the largest
+    norm of one. NaN, such as from a mean over a made-up length of 0, tells nothing of a rule; but
+    one must not be NaN alone: a type may be too narrow for the scale of the loss."""
+    other = torch.cat([value.flatten() for value in alone]).to(one.dtype)
+    known = other.nan_to_num()
     if part is None:
-        return float((one - other).norm())
-    if not torch.equal(one.isnan(), other.isnan()):
-        return math.inf
-    return float((one.nan_to_num() - other.nan_to_num()).norm())
+        lost = one.isnan() & other.isfinite()
+    else:
+        lost = one.isnan() != other.isnan()
+        one = one.nan_to_num()
+        other = known
+    distances = (one - other).masked_fill_(lost, math.inf)
+    sizes = [value.numel() for value in alone]
+    norms = (
+        torch.stack(torch._foreach_norm(torch.split_with_sizes(each, sizes)))
+        for each in (distances, known)
+    )
+    apart, largest = norms
+    return bool((apart > largest.max() * (part or share)).any())
 
 
-def _rows(objective: Objective, parts: Iterable[GradientsOfSome]) -> list[Parts]:
-    """The gradient of each example."""
-    found = [objective.parts() for _ in range(ROWS)]
+def _row(objective: Objective, parts: list[GradientsOfSome], at: int) -> Tensor:
+    """The gradient of an example, flat."""
+    found = objective.parts()
     for part in parts:
-        for row, at in enumerate(range(ROWS) if part.places is None else part.places.tolist()):
+        places = range(ROWS) if part.places is None else part.places.tolist()
+        if at in places:
             chosen = objective.zeros(part.rows)
-            chosen[row] = 1
+            chosen[places.index(at)] = 1
             for term in part.terms:
-                term.add_to(found[at], chosen)
-    return found
+                term.add_to(found, chosen)
+    return found.total()
 
 
 class _Calls(TorchFunctionMode):
@@ -407,7 +434,8 @@ def _first_difference(objective: Objective, examples: Tree) -> str:
     every = list[list[tuple[str, str, list[Tensor]]]]()
     for some in (slice(None), *(slice(at, at + 1) for at in range(ROWS))):
         given = rows_of(examples, some)
-        with put_back(objective.kept), OfMany(count_of(given)), _Calls() as calls:
+        many = OfMany(count_of(given))
+        with put_back(objective.kept), Undrawn(), many, _Calls() as calls:
             objective.outputs(detached(given))
         every.append(calls.seen)
     for (name, where, together), *others in zip(*every, strict=False):

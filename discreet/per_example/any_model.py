@@ -139,19 +139,29 @@ def plain_gradient(
     objective: Objective, inputs: Tree, targets: Tree, draws: Draws | None = None
 ) -> list[Tensor]:
     """LOSS_SCALE times the gradient of the loss for a batch of one example, or unit, by plain
-    autograd; zero for unused parameters. It is scaled afterwards: a hook or a backward that clamps
-    gradients would do something else to scaled ones."""
-    parameters = objective.trainable()
+    autograd; zero for unused parameters."""
+    return gradient_of(objective, plain_loss(objective, inputs, targets, draws))
+
+
+def plain_loss(
+    objective: Objective, inputs: Tree, targets: Tree, draws: Draws | None = None
+) -> Tensor:
+    """The loss (1,) of a batch of one example, or unit."""
     inputs = detached(inputs)
     unit = (rows_of(inputs, 0), rows_of(targets, 0)) if objective.of_units else None
     with torch.enable_grad(), OfMany(1 if unit is None else count_of(unit[0]), draws):
         if unit is not None:
-            losses = objective.unit_loss(*unit)
-        else:
-            losses = objective.losses(objective.outputs(inputs), targets)
-    if not losses.requires_grad:
+            return objective.unit_loss(*unit)
+        return objective.losses(objective.outputs(inputs), targets)
+
+
+def gradient_of(objective: Objective, loss: Tensor) -> list[Tensor]:
+    """LOSS_SCALE times the gradient of a loss. It is scaled afterwards: a hook or a backward that
+    clamps gradients would do something else to scaled ones."""
+    parameters = objective.trainable()
+    if not loss.requires_grad:
         return [torch.zeros_like(value) for value in parameters]
-    found = torch.autograd.grad(losses, parameters, allow_unused=True, materialize_grads=True)
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     return [value.to_dense() * LOSS_SCALE for value in found]
 
 

@@ -7,8 +7,8 @@ that its author meant for a batch, such as in-batch softmax, would be a differen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,28 +19,29 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from discreet.layers.refusals import CONFUSED
 from discreet.per_example.any_model import OfMany
 from discreet.per_example.attributes import put_back
-from discreet.per_example.objective import Objective, Tree, count_of, mapped, rows_of
+from discreet.per_example.objective import Objective, Tree, count_of, mapped, rows_of, with_floats
 from discreet.per_example.trial import (
-    AGREEMENT,
-    COARSE_AGREEMENT,
     ROWS,
+    SEED,
+    Trial,
     Undrawn,
+    agreement,
     differ,
-    made_up,
     same_chance,
 )
 
-_SEED = 52183
+Tensors = list[Tensor]  # parts of a model's outputs, each with the examples first
+Losses = Callable[[Tensors, Tree], Tensor]  # of such parts and targets
 
 
-def check_loss(objective: Objective, outputs: Any, inputs: Tree, targets: Tree) -> None:
+def check_loss(trial: Trial, outputs: Any) -> None:
     """Raises ValueError if the loss mixes examples. It is tried on outputs for `ROWS` made-up
     examples and on others of the same shapes, and with the model, since it may read what the
     forward left on the modules."""
-    with put_back(objective.kept):
-        _try_with_model(objective, inputs, targets)
+    with put_back(trial.objective.kept):
+        _try_with_model(trial)
         if outputs is not None:
-            try_loss(objective, outputs, targets)
+            _try_on(trial.objective, outputs, trial.targets)
 
 
 _MIXES = (
@@ -50,13 +51,14 @@ _MIXES = (
 )
 
 
-def _try_with_model(objective: Objective, inputs: Tree, targets: Tree) -> None:
-    examples = made_up(objective.model, inputs, ROWS)
-    places = torch.linspace(0, count_of(targets) - 1, ROWS).long()
-    if targets is inputs:
+def _try_with_model(trial: Trial) -> None:
+    objective = trial.objective
+    examples = trial.examples()
+    if trial.targets is trial.inputs:
         wanted = examples
     else:
-        wanted = rows_of(targets, places)
+        places = torch.linspace(0, count_of(trial.targets) - 1, ROWS).long()
+        wanted = rows_of(trial.targets, places)
 
     def losses(some: slice) -> Tensor:
         given = rows_of(examples, some)
@@ -64,30 +66,39 @@ def _try_with_model(objective: Objective, inputs: Tree, targets: Tree) -> None:
             return objective.losses(objective.outputs(given), rows_of(wanted, some)).detach()
 
     mixes = False
-    with (
-        suppress(*CONFUSED),
-        torch.enable_grad(),
-        same_chance(objective.parameters[0].device),
-        Undrawn(),
-    ):
+    with suppress(*CONFUSED), torch.enable_grad(), same_chance(trial.device), Undrawn():
         whole = losses(slice(None))
         alone = [losses(slice(place, place + 1)) for place in range(ROWS)]
-        mixes = differ(whole, torch.cat(alone), COARSE_AGREEMENT if objective.rounds else AGREEMENT)
+        mixes = differ(whole, torch.cat(alone), agreement(objective))
     if mixes:
         raise ValueError(_MIXES)
 
 
-def try_loss(objective: Objective, outputs: Any, targets: Tree) -> None:
+def _try_on(objective: Objective, outputs: Any, targets: Tree) -> None:
     """Raises ValueError if the loss of one of three rows, or its gradient, changes when another row
     is left out."""
-    tried = _Outputs.of(outputs)
-    if tried is None:
+    leaves, spec = tree_flatten(outputs)
+    # The dimension of the examples in each tensor that has one.
+    dims = {
+        at: list(value.shape).index(ROWS)
+        for at, value in enumerate(leaves)
+        if isinstance(value, Tensor) and ROWS in value.shape
+    }
+    if not dims:
         return  # no output is known to have a row for each example
-    draws = torch.Generator().manual_seed(_SEED)
-    count = count_of(targets)
-    places = torch.linspace(0, count - 1, 3).long()
-    between = tried.made(lambda shape: torch.rand(shape, generator=draws))
-    wide = tried.made(lambda shape: 10 * torch.randn(shape, generator=draws))
+
+    def losses(parts: Tensors, wanted: Tree) -> Tensor:
+        found = list(leaves)
+        for (at, dim), part in zip(dims.items(), parts, strict=True):
+            found[at] = part.movedim(0, dim).contiguous()
+        with same_chance(objective.parameters[0].device):
+            return objective.losses(tree_unflatten(found, spec), wanted)
+
+    draws = torch.Generator().manual_seed(SEED)
+    places = torch.linspace(0, count_of(targets) - 1, 3).long()
+    tried = [leaves[at].detach().movedim(dim, 0)[:3] for at, dim in dims.items()]
+    between = with_floats(lambda part: torch.rand(part.shape, generator=draws).to(part), tried)
+    wide = with_floats(lambda part: 10 * torch.randn(part.shape, generator=draws).to(part), tried)
     rows = rows_of(targets, places)
     made = mapped(partial(_marks, draws), rows)
     mixes = False
@@ -95,7 +106,7 @@ def try_loss(objective: Objective, outputs: Any, targets: Tree) -> None:
     # process.
     for some, wanted in ((tried, rows), (between, rows), (between, made), (wide, made)):
         with suppress(*CONFUSED):
-            mixes = mixes or _mixes(objective, some, wanted)
+            mixes = mixes or _mixes(losses, some, wanted)
     if mixes:
         raise ValueError(_MIXES)
 
@@ -110,78 +121,23 @@ def _marks(draws: torch.Generator, targets: Any) -> Any:
     return marks.to(targets)
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """A model's outputs for `ROWS` examples. `dims`: the dimension of the examples in each tensor
-    of floats, None for a tensor without one."""
-
-    leaves: list[Any]
-    spec: Any
-    dims: list[int | None]
-
-    @staticmethod
-    def of(outputs: Any) -> _Outputs | None:
-        leaves, spec = tree_flatten(outputs)
-        dims = [_dim_of_rows(value) for value in leaves]
-        if any(dim is not None for dim in dims):
-            return _Outputs(leaves, spec, dims).taken(list(range(3)))
-        return None
-
-    def taken(self, rows: list[int]) -> _Outputs:
-        """A copy of some of the examples."""
-        index = torch.tensor(rows)
-        pairs = zip(self.leaves, self.dims, strict=True)
-        leaves = [
-            value if dim is None else value.detach().index_select(dim, index.to(value.device))
-            for value, dim in pairs
-        ]
-        return replace(self, leaves=leaves)
-
-    def made(self, draw: Any) -> _Outputs:
-        """Outputs for three examples with other numbers."""
-        pairs = zip(self.leaves, self.dims, strict=True)
-        leaves = [
-            draw(value.shape).to(value) if dim is not None and value.is_floating_point() else value
-            for value, dim in pairs
-        ]
-        return replace(self, leaves=leaves)
-
-    def floats(self) -> list[tuple[Tensor, int]]:
-        """The numbers that have a gradient, each with the dimension of its rows."""
-        pairs = zip(self.leaves, self.dims, strict=True)
-        return [
-            (value.requires_grad_(), dim)
-            for value, dim in pairs
-            if dim is not None and value.is_floating_point()
-        ]
-
-
-def _dim_of_rows(value: Any) -> int | None:
-    if isinstance(value, Tensor) and ROWS in value.shape:
-        return list(value.shape).index(ROWS)
-    return None
-
-
-def _mixes(objective: Objective, outputs: _Outputs, targets: Tree) -> bool:
-    whole = _losses_and_gradients(objective, outputs, targets)
+def _mixes(losses: Losses, parts: Tensors, targets: Tree) -> bool:
+    whole = _with_gradients(losses, parts, targets)
     for left_out in range(3):
         rows = [row for row in range(3) if row != left_out]
-        part = _losses_and_gradients(objective, outputs.taken(rows), rows_of(targets, rows))
-        if any(differ(one[rows], other) for one, other in zip(whole, part, strict=True)):
+        some = _with_gradients(losses, [part[rows] for part in parts], rows_of(targets, rows))
+        if any(differ(one[rows], other) for one, other in zip(whole, some, strict=True)):
             return True
     return False
 
 
-def _losses_and_gradients(objective: Objective, outputs: _Outputs, targets: Tree) -> list[Tensor]:
-    """The losses, and the gradients of their sum by the outputs, examples first: the start of a
-    model's backward pass."""
-    device = objective.parameters[0].device
-    with torch.enable_grad(), same_chance(device):
-        given = outputs.taken(list(range(count_of(targets))))
-        floats, dims = zip(*given.floats(), strict=True)
-        losses = objective.losses(tree_unflatten(given.leaves, given.spec), targets)
+def _with_gradients(losses: Losses, parts: Tensors, targets: Tree) -> Tensors:
+    """The losses, and the gradients of their sum by the outputs: the start of a model's backward
+    pass."""
+    with torch.enable_grad():
+        given = [part.clone().requires_grad_(part.is_floating_point()) for part in parts]
+        floats = [part for part in given if part.requires_grad]
+        found = losses(given, targets)
         # The zeros are for a loss that does not depend on the outputs.
-        total = losses.sum() + sum(0 * value.sum() for value in floats)
-    gradients = torch.autograd.grad(total, floats)
-    pairs = zip(gradients, dims, strict=True)
-    return [losses.detach(), *(gradient.movedim(dim, 0) for gradient, dim in pairs)]
+        total = found.sum() + sum(0 * value.sum() for value in floats)
+    return [found.detach(), *torch.autograd.grad(total, floats)]

@@ -47,8 +47,7 @@ from discreet.per_example.objective import (
 )
 from discreet.per_example.passes import FEWEST, GradientsOfSome, passes
 from discreet.per_example.perceptron import by_hand
-from discreet.per_example.seeding import check_seeds
-from discreet.per_example.trial import check_layers, exact_products, try_out, unmoved
+from discreet.per_example.trial import Trial, check_forward, exact_products, unmoved
 from discreet.privacy.clipping import check_clip, clip_factors
 
 _UNSCALE = torch.tensor(1 / LOSS_SCALE)
@@ -59,7 +58,7 @@ _MOST_CHANGES = 3  # of a model's numbers: one that counts its steps is not trie
 
 
 @dataclass
-class _Trial:
+class _Tried:
     """A model's last trial on made-up examples.
 
     Attributes:
@@ -85,7 +84,7 @@ class Found(NamedTuple):
     draws: Draws
 
 
-_trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
+_trials: WeakKeyDictionary[nn.Module, _Tried] = WeakKeyDictionary()
 
 
 def clipped_gradient_sum(
@@ -336,18 +335,12 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     is_new = known is None or known.state != key
     losses: list[ref[Loss]] = [] if known is None else known.losses
     tries_loss = not objective.is_own_loss and all(each() is not loss for each in losses)
-    if is_new:
-        check_layers(model)
-    if tries_loss or known is None:
-        outputs = try_out(objective, inputs)
-    else:
-        outputs = None
-    if is_new:
-        check_seeds(objective, inputs)
+    trial = Trial(objective, inputs, targets)
+    outputs = check_forward(trial) if is_new or tries_loss else None
     if known is None or is_new:
-        _trials[model] = known = _Trial(key, *tried(model, inputs), losses)
+        _trials[model] = known = _Tried(key, *tried(trial), losses)
     if tries_loss:
-        check_loss(objective, outputs, inputs, targets)
+        check_loss(trial, outputs)
         with suppress(TypeError):  # a loss without weak references is tried at each step
             losses.append(ref(loss))
     if known.questions.settled and known.questions.numbers != numbers_of(objective.modules):
@@ -355,7 +348,7 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
         if known.changes > _MOST_CHANGES:
             known.questions.settled.clear()
         else:
-            known.reason, known.questions = tried(model, inputs)
+            known.reason, known.questions = tried(trial)
     return known.reason, known.questions
 
 

@@ -1,15 +1,18 @@
-"""Made-up examples, on which a model is tried before it sees any data.
+"""A trial of a model and a loss on made-up examples, before they see any data. It asks three
+questions: does a forward keep something (here), do examples mix, or differ from plain autograd
+(`agreement.py`), and does the loss mix them (`loss_trial.py`)?
 
 A clipped sum bounds the influence of an example on the gradients, and on nothing else. So a forward
-must not change its model, and its outputs must not depend on earlier inputs.
+must not change its model, and its outputs must not depend on earlier inputs. Nor may it seed
+PyTorch's generators: its numbers, and those of all that draw later, would be known.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import is_dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, is_dataclass
 from types import FunctionType
 from typing import Any
 
@@ -20,28 +23,32 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from discreet.layers.draws import seed_draws
+from discreet.layers.draws import generator_states, seed_draws
 from discreet.layers.functions import (
+    ATTENTION,
     CHOOSING,
     DROPPING,
     FILLING,
     OF_ATTENTION,
+    RANDOM,
     RECURRENT,
     by_name,
     called_inside,
+    function_of,
     with_rate,
 )
 from discreet.layers.model_state import tensors_of, writes
-from discreet.layers.refusals import CONFUSED
+from discreet.layers.refusals import CONFUSED, place
 from discreet.per_example.attributes import Attributes, keeps, put_back
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Objective, Tree, mapped, with_floats
 
 # largest difference by rounding, as a share of the largest value
-AGREEMENT = 1e-3  # between different kernels
-COARSE_AGREEMENT = 0.05  # in bfloat16, over many layers
+_AGREEMENT = 1e-3  # between different kernels
+_COARSE_AGREEMENT = 0.05  # in bfloat16, over many layers
 _REPEATED = 1e-5  # between runs of the same kernels
-_SEED = 52183
+SEED = 52183
+_OTHER_SEED = 90481
 ROWS = 7  # made-up examples; 7 is seldom another size in a model
 KINDS = range(3)  # kinds of made-up whole numbers
 UNREPEATED = (
@@ -49,6 +56,24 @@ UNREPEATED = (
     "or draws random numbers that torch.manual_seed does not repeat"
 )
 State = dict[str, tuple[Tensor, int, Tensor]]  # each tensor, how often it was written, and a copy
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model and a loss that are new here. Of the inputs only shapes and types are used, and of
+    the targets a few rows, of which none decides alone."""
+
+    objective: Objective
+    inputs: Tree
+    targets: Tree
+
+    @property
+    def device(self) -> torch.device:
+        return self.objective.parameters[0].device
+
+    def examples(self, seed: int = 0, *, kind: int = 0) -> Tree:
+        """`ROWS` made-up examples."""
+        return made_up(self.objective.model, self.inputs, ROWS, seed, kind=kind)
 
 
 def check_layers(model: nn.Module) -> None:
@@ -85,10 +110,10 @@ def check_layers(model: nn.Module) -> None:
 
 
 @contextmanager
-def same_chance(device: torch.device) -> Iterator[None]:
+def same_chance(device: torch.device, seed: int = SEED) -> Iterator[None]:
     """A context with the same random numbers each time; afterwards the generators are restored."""
     with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
-        seed_draws(_SEED, device)
+        seed_draws(seed, device)
         yield
 
 
@@ -105,7 +130,9 @@ class Undrawn(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if type(func) is FunctionType and func is not self.inner:
             return called_inside(self, func, types, args, named)
-        if name == "scaled_dot_product_attention":
+        if name not in RANDOM:
+            return func(*args, **named)
+        if name == ATTENTION:
             named = by_name(OF_ATTENTION, args, named) | {"dropout_p": 0.0}
             args = ()
         if name in RECURRENT:  # `train` stays: without it a GPU has no backward pass
@@ -190,28 +217,52 @@ def made_up(model: nn.Module, inputs: Tree, count: int, seed: int = 0, *, kind: 
     return mapped(made, inputs)
 
 
-def try_out(objective: Objective, inputs: Tree) -> Any:
-    """Tries a model, and returns its outputs for `ROWS` made-up examples; None if it can't be
-    tried. Only the shapes and types of `inputs` are used.
+class _States(TorchFunctionMode):
+    """Records the states of the generators before each call that may draw, and where it is."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.seen = list[tuple[str, list[Tensor]]]()
+        self.inner: Any = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        function = function_of(func)
+        named = kwargs or {}
+        if function.is_python and func is not self.inner:
+            return called_inside(self, func, types, args, named)
+        if function.name in RANDOM and named.get("generator") is None:
+            self.note(place())
+        return func(*args, **named)
+
+    def note(self, where: str) -> None:
+        self.seen.append((where, generator_states(self.device)))
+
+
+def check_forward(trial: Trial) -> Any:
+    """The outputs of a model for `ROWS` made-up examples; None if it can't be called with them.
 
     Raises:
-      ValueError: the model changes its own parameters or buffers, or its outputs depend on earlier
-        inputs.
+      ValueError: a layer is none of `check_layers`; or the model changes its own parameters or
+        buffers, its outputs depend on earlier inputs, or it sets the state of a generator.
     """
+    check_layers(trial.objective.model)
+    # Such as that a deviation of one example has no degree of freedom.
+    with put_back(trial.objective.kept), warnings.catch_warnings(action="ignore"):
+        outputs = _tried_out(trial)
+    _check_seeds(trial)
+    return outputs
+
+
+def _tried_out(trial: Trial) -> Any:
+    objective = trial.objective
     before = Attributes(objective.kept, copies=True)
-    with put_back(objective.kept), warnings.catch_warnings():
-        # Such as that a deviation of one example has no degree of freedom.
-        warnings.simplefilter("ignore")
-        return _tried_out(objective, inputs, before)
-
-
-def _tried_out(objective: Objective, inputs: Tree, before: Attributes) -> Any:
     try:
         for kind in KINDS:
             try:
-                examples = [
-                    made_up(objective.model, inputs, ROWS, seed, kind=kind) for seed in (0, 1)
-                ]
+                examples = [trial.examples(seed, kind=kind) for seed in (0, 1)]
                 with torch.enable_grad():
                     outputs, again, moved = two_passes(objective, *examples)
                 break
@@ -224,13 +275,43 @@ def _tried_out(objective: Objective, inputs: Tree, before: Attributes) -> Any:
         if any(differ(one.detach(), other.detach(), _REPEATED) for one, other in pairs):
             if kept := before.moved():
                 raise ValueError(keeps(kept[0]))
-            same = made_up(objective.model, inputs, ROWS, kind=kind)
+            same = trial.examples(kind=kind)
             if not all(map(is_same, tree_leaves(examples[0]), tree_leaves(same))):
                 raise ValueError("the model's forward writes into its inputs: clone them first")
             raise ValueError(UNREPEATED)
         return outputs
     finally:
         before.put_back()
+
+
+def _check_seeds(trial: Trial) -> None:
+    """Raises ValueError if a generator has the same state in two passes that begin with different
+    ones, where the forward draws or at its end."""
+    for kind in KINDS:
+        with suppress(*CONFUSED):
+            one, other = (_seen(trial, seed, kind) for seed in (SEED, _OTHER_SEED))
+            break
+    else:
+        return  # the model can't be called with several examples
+    for (where, states), (_, others) in zip(one, other, strict=False):
+        if any(map(torch.equal, states, others)):
+            raise ValueError(
+                f"the model's forward sets the state of PyTorch's random generator{where} "
+                "(torch.manual_seed, fork_rng, set_rng_state): its numbers would be known, and so "
+                "those of all that draw later. Make fixed numbers once, as a buffer, or by a "
+                "torch.Generator of their own"
+            )
+
+
+def _seen(trial: Trial, seed: int, kind: int) -> list[tuple[str, list[Tensor]]]:
+    examples = trial.examples(kind=kind)
+    chance = same_chance(trial.device, seed)
+    with chance, put_back(trial.objective.kept), _States(trial.device) as states:
+        with torch.enable_grad():
+            trial.objective.outputs(examples)
+        states.note("")
+        found: list[tuple[str, list[Tensor]]] = states.seen
+    return found
 
 
 def two_passes(objective: Objective, inputs: Tree, others: Tree = None) -> tuple[Any, Any, str]:
@@ -314,7 +395,12 @@ def floats_in(outputs: Any) -> list[Tensor]:
     return found
 
 
-def differ(one: Tensor, other: Tensor, part: float = AGREEMENT) -> bool:
+def agreement(objective: Objective) -> float:
+    """The share of the largest value by which rounding may move the results of a model."""
+    return _COARSE_AGREEMENT if objective.rounds else _AGREEMENT
+
+
+def differ(one: Tensor, other: Tensor, part: float = _AGREEMENT) -> bool:
     """True if values differ by more than a share `part` of the largest, or one is NaN alone."""
     if one.shape != other.shape or not one.numel():
         return one.shape != other.shape

@@ -55,7 +55,7 @@ def test_a_layer_that_is_not_served_as_single_examples_are_would_be_noticed(
 ) -> None:
     monkeypatch.setitem(RULES, "flip", lambda alone, inputs, *_: alone.rows(inputs).flip(0))
     monkeypatch.setattr("discreet.per_example.agreement._tried_on", lambda *_: "")
-    monkeypatch.setattr("discreet.per_example.agreement._check_alone", lambda *_: None)
+    monkeypatch.setattr("discreet.per_example.agreement._mixed", lambda *_: False)
     model, inputs = nn.Sequential(nn.Linear(4, 4), Mixing(), nn.Linear(4, 3)), torch.randn(5, 4)
     with pytest.raises(AssertionError):
         tried(model, inputs, torch.tensor([0, 1, 2, 0, 1]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -287,9 +288,9 @@ def test_models_and_losses_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_made_up_examples_of_a_trial_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     tried, right = list[Tensor](), agreement._tried_on
 
-    def noted(objective: Objective, made: Tensor, questions: Questions) -> str:
+    def noted(objective: Objective, made: Tensor, questions: Questions, *more: Any) -> str:
         tried.append(made)
-        return right(objective, made, questions)
+        return right(objective, made, questions, *more)
 
     monkeypatch.setattr(agreement, "_tried_on", noted)
     inputs, targets = examples()

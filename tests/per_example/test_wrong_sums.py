@@ -14,6 +14,7 @@ from torch.nn import functional
 from discreet.per_example import per_example
 from discreet.per_example.agreement import tried
 from discreet.per_example.per_example import clipped_gradient_sum, clipped_sum_by_owner
+from discreet.per_example.trial import Trial
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches
 from tests.per_example.test_watch import TARGETS, Forward, built_is_an_error, rows
@@ -135,7 +136,10 @@ def test_an_answer_that_changes_a_gradient_a_little_or_elsewhere_is_not_settled(
 ) -> None:
     model = seeded(lambda: Forward(between)).double()
     inputs = torch.cat([rows().double(), 9 * rows().double()])
+    before = [value.detach().clone() for value in model.parameters()]
     assert_matches(model, inputs, TARGETS.repeat(2), clip=0.2)
+    assert not per_example._trials[model].questions.settled
+    assert all(map(torch.equal, model.parameters(), before))  # asked with others, which are copies
 
 
 def test_a_graph_that_a_model_made_before_has_its_gradients() -> None:
@@ -287,9 +291,9 @@ def test_a_model_whose_numbers_changed_a_few_times_is_asked_anew(
 ) -> None:
     asked: list[None] = []
 
-    def counted(model: nn.Module, inputs: Any) -> Any:
+    def counted(trial: Trial) -> Any:
         asked.append(None)
-        return tried(model, inputs)
+        return tried(trial)
 
     monkeypatch.setattr(per_example, "tried", counted)
     model = seeded(lambda: Forward(_scaled))
