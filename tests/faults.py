@@ -736,6 +736,18 @@ OF_EXAMPLES = (
         "per_example/test_first_pass.py::test_a_loss_is_known_by_what_it_is_and_else_tried",
     ),
     Fault(
+        "what a pass leaves outside of the model is not noticed",
+        "per_example.left_outside:_Memory.restore",
+        always(False),
+        "per_example/test_left_outside.py::test_what_a_forward_leaves_in_any_place_is_refused_and_undone",
+    ),
+    Fault(
+        "what an item leaves for later ones is not noticed",
+        "dpsgd.own_example:_depends",
+        always(False),
+        "dpsgd/test_what_items_leave.py::test_a_data_set_whose_items_depend_on_those_read_before_is_refused",
+    ),
+    Fault(
         "what a forward writes into a global dictionary stays",
         "per_example.attributes:_globals_of",
         always([]),
@@ -743,7 +755,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "hooks of a first call pile up",
-        "per_example.attributes:_HOOKS",
+        "per_example.attributes:HOOKS",
         lambda _: (),
         "per_example/test_first_pass.py::test_hooks_of_a_first_call_are_put_back_and_do_not_pile_up",
     ),

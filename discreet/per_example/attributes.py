@@ -20,8 +20,8 @@ from torch import Tensor, nn
 _NUMBERS = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque)
 _MOST_ENTRIES = 2**12  # of a global container that is restored
-_OF_MODULES = frozenset(nn.Module().__dict__)
-_HOOKS = tuple(name for name in nn.Module().__dict__ if "hooks" in name)
+OF_MODULES = frozenset(nn.Module().__dict__)
+HOOKS = tuple(name for name in nn.Module().__dict__ if "hooks" in name)
 
 
 def _items(container: Any) -> list[Any]:
@@ -72,11 +72,11 @@ class Attributes:
         for module in modules:
             own = dict(module.__dict__)
             self._held.append((module, own))
-            self._hooks += [(own[name], dict(own[name])) for name in _HOOKS if name in own]
-            if len(own) == len(_OF_MODULES):
+            self._hooks += [(own[name], dict(own[name])) for name in HOOKS if name in own]
+            if len(own) == len(OF_MODULES):
                 continue
             for name, value in own.items():
-                if name in _OF_MODULES:
+                if name in OF_MODULES:
                     continue
                 look = _look(value, copies)
                 if look is not None:
@@ -144,7 +144,7 @@ def numbers_of(modules: Iterable[nn.Module]) -> list[object]:
                 found.append((name, id(value), value._version))
             elif type(value) in _NUMBERS:
                 found.append((name, value))
-            elif hasattr(value, "__dict__") and name not in _OF_MODULES:
+            elif hasattr(value, "__dict__") and name not in OF_MODULES:
                 held = vars(value).items()
                 found += [(key, inner) for key, inner in held if type(inner) in _NUMBERS]
     return found

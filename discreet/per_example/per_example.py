@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -28,7 +28,7 @@ from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Term, floats_at_once, total_mass, without
 from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
-from discreet.per_example.attributes import numbers_of
+from discreet.per_example.attributes import HOOKS, numbers_of
 from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.loss_trial import check_loss
 from discreet.per_example.objective import (
@@ -336,13 +336,14 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     losses: list[ref[Loss]] = [] if known is None else known.losses
     tries_loss = not objective.is_own_loss and all(each() is not loss for each in losses)
     trial = Trial(objective, inputs, targets)
-    outputs = check_forward(trial) if is_new or tries_loss else None
-    if known is None or is_new:
-        _trials[model] = known = _Tried(key, *tried(trial), losses)
-    if tries_loss:
-        check_loss(trial, outputs)
-        with suppress(TypeError):  # a loss without weak references is tried at each step
-            losses.append(ref(loss))
+    with _restored(trial) if is_new or tries_loss else nullcontext():
+        outputs = check_forward(trial) if is_new or tries_loss else None
+        if known is None or is_new:
+            _trials[model] = known = _Tried(key, *tried(trial), losses)
+        if tries_loss:
+            check_loss(trial, outputs)
+            with suppress(TypeError):  # a loss without weak references is tried at each step
+                losses.append(ref(loss))
     if known.questions.settled and known.questions.numbers != numbers_of(objective.modules):
         known.changes += 1
         if known.changes > _MOST_CHANGES:
@@ -350,6 +351,20 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
         else:
             known.reason, known.questions = tried(trial)
     return known.reason, known.questions
+
+
+def _restored(trial: Trial) -> AbstractContextManager[Any]:
+    """A context in which nothing may stay of the examples of a trial. Layers and losses of PyTorch
+    and Discreet keep nothing."""
+    objective = trial.objective
+    kinds = {type(module).__module__.split(".")[0] for module in objective.modules}
+    added = ("forward", *HOOKS)
+    is_changed = any(part.__dict__.get(name) for part in objective.modules for name in added)
+    if kinds <= {"torch", "discreet"} and objective.is_own_loss and not is_changed:
+        return nullcontext()
+    from discreet.per_example.left_outside import nothing_left
+
+    return nothing_left(trial)
 
 
 def _built(

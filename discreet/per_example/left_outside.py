@@ -1,0 +1,280 @@
+"""A check that a forward and a loss leave nothing of their examples where a later pass finds it: in
+objects that are attributes, in global names, in closures, in default arguments, on classes.
+
+What is left in attributes of modules is undone after each pass (`attributes.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from discreet.layers.refusals import CONFUSED
+from discreet.per_example.attributes import HOOKS, OF_MODULES, put_back
+from discreet.per_example.objective import Objective, count_of, rows_of
+from discreet.per_example.trial import KINDS, ROWS, Trial, same_chance
+
+_MOST_ENTRIES = 1024  # of a container that is looked into
+_MOST_NUMBERS = 2**18  # of a tensor or an array whose values are compared
+_MOST_PLACES = 20_000
+_DEPTH = 8
+_SAID_DEPTH = 3
+# Of these types alone: others may do anything when their entries are read.
+_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+_SEQUENCES = (list, tuple, deque)
+_OF_CALLS = ("__self__", "__func__", "func", "args", "keywords")  # of methods and partials
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+# What their objects hold is not the model's.
+_LIBRARIES = sys.stdlib_module_names - {"__main__", "types"} | {"torch", "numpy", "discreet"}
+_missing = object()
+
+
+@contextmanager
+def nothing_left(trial: Trial) -> Iterator[None]:
+    """A context in which a trial runs. What its passes left is undone at the end.
+
+    Raises:
+      ValueError: passes with other examples leave something else. The message says where.
+    """
+    memory = _Memory(trial.objective)
+    try:
+        yield
+    finally:
+        is_changed = memory.restore()
+    if not is_changed:
+        return
+    found = []
+    for seed in (0, 1):
+        if not _pass(trial, seed):
+            return
+        found.append(memory.said())
+        memory.restore()
+    for one, other in zip(*found, strict=True):
+        if one != other:
+            raise ValueError(
+                f"the model's forward or the loss leaves something of its examples in {one[0]}: it "
+                "would reach steps in which they are absent, neither clipped nor noised. Take out "
+                "what keeps it, or set it in your own loop, between steps"
+            )
+
+
+def _pass(trial: Trial, seed: int) -> bool:
+    """Runs the model and the loss on made-up examples, others for each seed, with the same random
+    numbers. False if they can't be run."""
+    objective = trial.objective
+    last = count_of(trial.targets) - 1
+    # other targets for each seed
+    places = torch.linspace(0, last, ROWS).long() * (1 - seed)
+    for kind in KINDS:
+        with (
+            suppress(*CONFUSED),
+            warnings.catch_warnings(action="ignore"),
+            torch.enable_grad(),
+            same_chance(trial.device),
+            put_back(objective.kept),
+        ):
+            examples = trial.examples(seed, kind=kind)
+            if trial.targets is trial.inputs:
+                targets = examples
+            else:
+                targets = rows_of(trial.targets, places)
+            objective.losses(objective.outputs(examples), targets)
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Something that can be written to. `before`: what it held, a copy."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    before: Any
+
+
+class _Memory:
+    """What the functions of a model and of a loss can reach and write to, as it is now."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._places = list[_Place]()
+        self._modules = {id(module) for module in objective.kept}
+        self._seen = dict[int, Any]()  # holds the objects, so that no others have their identities
+        self._walk("the loss", objective.loss, 0)
+        for module in objective.kept:
+            name = type(module).__name__
+            for key, value in module.__dict__.items():
+                if key not in OF_MODULES:
+                    self._walk(f"{name}.{key}", value, 0)
+            for key in HOOKS:
+                for hook in module.__dict__.get(key, {}).values():
+                    self._walk(f"a hook of {name}", hook, 0)
+            self._walk(name, type(module), 0)
+
+    def said(self) -> list[tuple[str, object]]:
+        """The name and the values of each place."""
+        return [(place.name, _said(place.read())) for place in self._places]
+
+    def restore(self) -> bool:
+        """Undoes all changes. True if there were some."""
+        changed = [place for place in self._places if _said(place.read()) != _said(place.before)]
+        for place in changed:
+            place.write(place.before)
+        return bool(changed)
+
+    def _hold(self, name: str, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        if len(self._places) < _MOST_PLACES:
+            self._places.append(_Place(name, read, write, read()))
+
+    def _walk(self, name: str, value: Any, depth: int) -> None:
+        kind = type(value)
+        if kind in _PLAIN or depth > _DEPTH or id(value) in self._seen:
+            return
+        if id(value) in self._modules or isinstance(value, ModuleType | nn.Parameter):
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor | np.ndarray):
+            self._hold_numbers(name, value)
+        elif kind in (*_MAPPINGS, *_SEQUENCES, set):
+            self._walk_container(name, value, depth)
+        elif isinstance(value, MethodType | partial):
+            parts = (getattr(value, part, None) for part in _OF_CALLS)
+            for part in parts:
+                self._walk(name, part, depth + 1)
+        elif isinstance(value, FunctionType):
+            self._walk_function(name, value, depth)
+        elif isinstance(value, type):
+            self._walk_class(name, value, depth)
+        elif hasattr(value, "__dict__") and not _is_of_library(kind):
+            self._walk_object(name, value, depth)
+
+    def _hold_numbers(self, name: str, value: Any) -> None:
+        def write(before: Any) -> None:
+            with torch.no_grad():
+                value[...] = before
+
+        is_tensor = isinstance(value, Tensor)
+        if (value.numel() if is_tensor else value.size) <= _MOST_NUMBERS:
+            self._hold(name, lambda: value.detach().clone() if is_tensor else value.copy(), write)
+
+    def _walk_container(self, name: str, value: Any, depth: int) -> None:
+        if len(value) > _MOST_ENTRIES:
+            return
+
+        def write(before: Any) -> None:
+            value.clear()
+            (value.extend if type(value) in _SEQUENCES else value.update)(before)
+
+        if not isinstance(value, tuple):
+            self._hold(name, lambda: copy(value), write)
+        for key, held in value.items() if type(value) in _MAPPINGS else enumerate(value):
+            self._walk(f"{name}[{key!r}]", held, depth + 1)
+
+    def _walk_function(self, name: str, function: FunctionType, depth: int) -> None:
+        if _is_of_library(function):
+            return
+        self._walk_object(name, function, depth)
+        self._walk(name, function.__defaults__, depth + 1)
+        self._walk(name, function.__kwdefaults__, depth + 1)
+        code = function.__code__
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # an empty cell
+                self._walk(variable, cell.cell_contents, depth + 1)
+                self._hold(
+                    variable,
+                    partial(getattr, cell, "cell_contents"),
+                    partial(setattr, cell, "cell_contents"),
+                )
+        for variable in _names_in(code):
+            if variable in function.__globals__:
+                self._walk_global(variable, function.__globals__, depth)
+
+    def _walk_global(self, name: str, names: dict[str, Any], depth: int) -> None:
+        value = names[name]
+        if not isinstance(value, ModuleType | FunctionType | type):
+            self._hold(name, partial(names.__getitem__, name), partial(names.__setitem__, name))
+        self._walk(name, value, depth + 1)
+
+    def _walk_class(self, name: str, kind: type, depth: int) -> None:
+        for base in kind.__mro__:
+            if _is_of_library(base):
+                continue
+            for key, value in vars(base).items():
+                function = getattr(value, "__func__", getattr(value, "fget", value))
+                if isinstance(function, FunctionType):
+                    self._walk(f"{name}.{key}", function, depth + 1)
+                elif not key.startswith("__") and not hasattr(value, "__get__"):
+                    self._hold(
+                        f"{name}.{key}", partial(getattr, base, key), partial(setattr, base, key)
+                    )
+                    self._walk(f"{name}.{key}", value, depth + 1)
+
+    def _walk_object(self, name: str, value: Any, depth: int) -> None:
+        def write(before: dict[str, Any]) -> None:
+            vars(value).clear()
+            vars(value).update(before)
+
+        self._hold(name, lambda: dict(vars(value)), write)
+        for key, held in vars(value).items():
+            self._walk(f"{name}.{key}", held, depth + 1)
+        if not isinstance(value, FunctionType):
+            self._walk(type(value).__name__, type(value), depth + 1)
+
+
+def _is_of_library(value: Any) -> bool:
+    return str(value.__module__).split(".")[0] in _LIBRARIES
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """The names in a function's code and in the functions that it makes."""
+    found = set(code.co_names)
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            found |= _names_in(each)
+    return found
+
+
+def _said(value: Any, depth: int = 0) -> object:
+    """Values in a form that can be compared: of tensors and arrays all bytes, of other objects
+    their attributes."""
+    kind = type(value).__qualname__
+    if isinstance(value, float):
+        return repr(value)  # NaN is NaN
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        return kind, tuple(value.shape), _bytes_of(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return kind, value.shape, repr(value.tolist()) if value.size <= _MOST_NUMBERS else ""
+    if depth == _SAID_DEPTH:
+        return kind
+    if type(value) in _MAPPINGS:
+        return kind, [(repr(key), _said(held, depth + 1)) for key, held in value.items()]
+    if type(value) in _SEQUENCES:
+        return kind, [_said(held, depth + 1) for held in value]
+    if type(value) is set:
+        return kind, sorted(map(repr, value))
+    is_known = isinstance(value, nn.Module | ModuleType | type | FunctionType)
+    if is_known or not hasattr(value, "__dict__") or _is_of_library(type(value)):
+        return kind
+    return kind, _said(dict(vars(value)), depth + 1)
+
+
+def _bytes_of(value: Tensor) -> object:
+    if value.numel() > _MOST_NUMBERS or value.layout != torch.strided:
+        return None
+    with suppress(*CONFUSED):  # a batched tensor of vmap
+        return hash(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return None

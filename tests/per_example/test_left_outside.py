@@ -1,0 +1,240 @@
+"""A forward or a loss that keeps something of its examples outside of its model is refused, also if
+it uses that only much later."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from discreet.per_example.objective import cross_entropy
+from discreet.per_example.per_example import clipped_gradient_sum
+
+DRAWS = torch.Generator().manual_seed(60917)
+INPUTS = torch.randn(12, 6, generator=DRAWS)
+TARGETS = torch.randint(0, 3, (12,), generator=DRAWS)
+LATE = 60  # calls, after which what is kept is used
+Kept = tuple[Callable[[], list[float]], Callable[[list[float]], None]]
+
+
+class Helper:
+    def __init__(self) -> None:
+        self.kept = [0.0, 0.0]
+        self.of = {"inner": {"kept": [0.0, 0.0]}}
+
+
+def in_a_helper() -> Kept:
+    helper = Helper()
+    return lambda: helper.kept, lambda new: setattr(helper, "kept", new)
+
+
+def in_a_namespace() -> Kept:
+    held = SimpleNamespace(kept=[0.0, 0.0])
+    return lambda: held.kept, lambda new: setattr(held, "kept", new)
+
+
+def two_levels_down() -> Kept:
+    helper = Helper()
+    return lambda: helper.of["inner"]["kept"], lambda new: helper.of["inner"].update(kept=new)
+
+
+def in_an_array() -> Kept:
+    held = np.zeros(2)
+
+    def write(new: list[float]) -> None:
+        held[:] = new
+
+    return held.tolist, write
+
+
+def in_a_tensor() -> Kept:
+    held = torch.zeros(2)
+
+    def write(new: list[float]) -> None:
+        held.copy_(torch.tensor(new))
+
+    return held.tolist, write
+
+
+def in_a_variable() -> Kept:
+    held = [0.0, 0.0]
+
+    def write(new: list[float]) -> None:
+        nonlocal held
+        held = new
+
+    return lambda: held, write
+
+
+def in_a_queue() -> Kept:
+    held = deque([0.0, 0.0])
+
+    def write(new: list[float]) -> None:
+        held.clear()
+        held.extend(new)
+
+    return lambda: list(held), write
+
+
+def on_a_class() -> Kept:
+    class Holder:
+        kept: ClassVar[list[float]] = [0.0, 0.0]
+
+    return lambda: Holder.kept, lambda new: setattr(Holder, "kept", new)
+
+
+def on_a_function() -> Kept:
+    def read() -> list[float]:
+        return getattr(read, "kept", [0.0, 0.0])
+
+    return read, lambda new: setattr(read, "kept", new)
+
+
+def in_a_default() -> Kept:
+    def held(kept: list[float] = [0.0, 0.0]) -> list[float]:  # noqa: B006
+        return kept
+
+    def write(new: list[float]) -> None:
+        held()[:] = new
+
+    return held, write
+
+
+GLOBAL = [0.0, 0.0]
+GLOBAL_ARRAY = np.zeros(2)
+
+
+def in_a_global_name() -> Kept:
+    def write(new: list[float]) -> None:
+        global GLOBAL
+        GLOBAL = new
+
+    return lambda: GLOBAL, write
+
+
+def in_a_global_array() -> Kept:
+    def write(new: list[float]) -> None:
+        GLOBAL_ARRAY[:] = new
+
+    return lambda: [*GLOBAL_ARRAY], write
+
+
+PLACES = [
+    in_a_helper,
+    in_a_namespace,
+    two_levels_down,
+    in_an_array,
+    in_a_tensor,
+    in_a_variable,
+    in_a_queue,
+    on_a_class,
+    on_a_function,
+    in_a_default,
+    in_a_global_name,
+    in_a_global_array,
+]
+
+
+def used_late(values: Tensor, read: Any, write: Any) -> Tensor:
+    """Values divided by a mean of earlier ones, after many calls."""
+    mean, calls = read()
+    write([0.9 * mean + 0.1 * float(values.detach().abs().mean()), calls + 1])
+    return values / (1 + mean) if calls > LATE else values
+
+
+class Late(nn.Module):
+    def __init__(self, kept: Kept) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.functions = SimpleNamespace(read=kept[0], write=kept[1])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return used_late(self.layer(inputs), self.functions.read, self.functions.write)
+
+
+def clipped(model: nn.Module, loss: Any = cross_entropy) -> Tensor:
+    return clipped_gradient_sum(model, INPUTS, targets=TARGETS, clip_norm=0.1, loss=loss)[0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_forward_leaves_in_any_place_is_refused_and_undone(place: Any) -> None:
+    read, write = place()
+    with pytest.raises(ValueError, match="leaves something of its examples in"):
+        clipped(Late((read, write)))
+    assert list(read()) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_loss_leaves_in_any_place_is_refused_and_undone(place: Any) -> None:
+    read, write = place()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return used_late(functional.cross_entropy(outputs, targets, reduction="none"), read, write)
+
+    with pytest.raises(ValueError, match="leaves something of its examples in"):
+        clipped(nn.Linear(6, 3), loss)
+    assert list(read()) == [0.0, 0.0]
+
+
+def test_what_a_loss_leaves_of_targets_alone_is_refused() -> None:
+    class Frequencies:
+        def __init__(self) -> None:
+            self.counts = torch.zeros(3)
+
+        def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            self.counts = self.counts + functional.one_hot(targets, 3).sum(0)
+            return functional.cross_entropy(outputs, targets, reduction="none")
+
+    with pytest.raises(ValueError, match="leaves something of its examples in the loss"):
+        clipped(nn.Linear(6, 3), Frequencies())
+
+
+def test_what_a_hook_keeps_is_refused() -> None:
+    model, kept = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)), {}
+
+    def keep(module: nn.Module, inputs: Any, outputs: Tensor) -> None:
+        kept["largest"] = float(outputs.detach().abs().max())
+
+    model[0].register_forward_hook(keep)
+    with pytest.raises(ValueError, match="leaves something of its examples in kept"):
+        clipped(model)
+
+
+class Counting(nn.Module):
+    """It counts its calls, remembers shapes, and makes a table at its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.state = Helper()
+        self.tables = SimpleNamespace(made=None)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.state.kept = [self.state.kept[0] + 1, float(inputs.shape[-1])]
+        if self.tables.made is None:
+            self.tables.made = torch.linspace(1, 2, 3)
+        return self.layer(inputs) * self.tables.made
+
+
+def test_counts_shapes_and_tables_are_nothing_of_the_examples() -> None:
+    model = Counting()
+    plain = nn.Linear(6, 3)
+    plain.load_state_dict(model.layer.state_dict())
+    scaled = clipped_gradient_sum(
+        plain,
+        INPUTS,
+        targets=TARGETS,
+        clip_norm=0.1,
+        loss=lambda outputs, targets: functional.cross_entropy(
+            outputs * torch.linspace(1, 2, 3), targets, reduction="none"
+        ),
+    )[0]
+    torch.testing.assert_close(clipped(model), scaled)
+    assert model.state.kept[0] > 0
