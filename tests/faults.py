@@ -694,6 +694,12 @@ OF_EXAMPLES = (
         "per_example/test_own_draws.py::test_two_calls_of_a_pass_draw_other_numbers",
     ),
     Fault(
+        "a trial in float64 writes to the parameters of a model of that type",
+        "per_example.agreement:_wide_like",
+        lambda _: lambda value: torch.nn.Parameter(value.detach().double(), value.requires_grad),
+        "per_example/test_wrong_sums.py::test_an_answer_that_changes_a_gradient_a_little_or_elsewhere_is_not_settled",
+    ),
+    Fault(
         "a forward may seed PyTorch's generator",
         "per_example.trial:_check_seeds",
         always(None),
