@@ -23,6 +23,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from discreet.layers.alone import Alone, Rule
 from discreet.layers.dropping import dropped
 from discreet.layers.lanes import is_lane, parted
+from discreet.layers.lstm_steps import LSTMSteps
 from discreet.layers.terms import Term, product_terms
 
 State = tuple[Tensor, ...]  # hidden state, and for an LSTM the cell state
@@ -169,6 +170,26 @@ def _unrolled(
     return torch.stack(befores, dim=1), torch.stack(afters, dim=1), state
 
 
+def _lstm_steps(
+    weights: _Weights, gates: Tensor, state: State
+) -> tuple[Tensor, Tensor, State]:
+    """`_unrolled` for an LSTM without a projection, whose types are all the same."""
+    if weights.backwards:
+        gates = gates.flip(1)
+    states, cell = LSTMSteps.apply(gates, weights.hidden, weights.hidden_bias, *state)
+    before = states[:, :-1]
+    after = states[:, 1:]
+    if weights.backwards:
+        return before.flip(1), after.flip(1), (after[:, -1], cell)
+    return before, after, (after[:, -1], cell)
+
+
+def _is_one_type(*values: Tensor) -> bool:
+    """True for values of one type that stay in it."""
+    kinds = {value.dtype for value in values}
+    return len(kinds) == 1 and not torch.is_autocast_enabled(values[0].device.type)
+
+
 def _of_each(values: Tensor, count: int) -> Tensor:
     """(n * k, T, d) -> (n, k * T, d) for n = `count` examples."""
     if len(values) == count:
@@ -193,7 +214,10 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
     smaller = None
     if weights.projection is not None:
         smaller = _Projection(weights.projection, gates)
-    before, after, state = _unrolled(weights, gates, added, smaller, state)
+    if weights.kind == "lstm" and smaller is None and _is_one_type(gates, weights.hidden, *state):
+        before, after, state = _lstm_steps(weights, gates, state)
+    else:
+        before, after, state = _unrolled(weights, gates, added, smaller, state)
 
     of_each = partial(_of_each, count=alone.count)
 

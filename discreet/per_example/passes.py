@@ -155,7 +155,7 @@ def one_pass(
         grads = gradients.pop()
         of_use = uses.pop()[1]
         if grads is not None:
-            held += of_use(grads.to(objective.dtype))
+            held += of_use(grads if grads.dtype == objective.dtype else grads.to(objective.dtype))
         del grads, of_use
     return _of_parameters(held, alone.computed.all, objective.order)
 

@@ -30,7 +30,6 @@ from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
 from discreet.per_example.attributes import numbers_of
 from discreet.per_example.gradient_hooks import gradient_hooks
-from discreet.per_example.loss_trial import check_loss
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Loss,
@@ -347,6 +346,8 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     if known is None or is_new:
         _trials[model] = known = _Trial(key, *tried(model, inputs), losses)
     if tries_loss:
+        from discreet.per_example.loss_trial import check_loss  # for a loss of one's own
+
         check_loss(objective, outputs, inputs, targets)
         with suppress(TypeError):  # a loss without weak references is tried at each step
             losses.append(ref(loss))
