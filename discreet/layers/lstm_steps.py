@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
-_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+_tanh_backward = torch.ops.aten.tanh_backward
 
 
 class LSTMSteps(torch.autograd.Function):
@@ -27,37 +27,40 @@ class LSTMSteps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gates: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor, cell: Tensor
+        ctx: Any, gates: Tensor, weight: Tensor, bias: Tensor | None, *state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        count, steps, width = len(gates), gates.shape[1], hidden.shape[1]
+        count, steps, gate_width = gates.shape
+        width = gate_width // 4
         active = gates.clone(memory_format=torch.contiguous_format)
         if bias is not None:
             active += bias
         hiddens = gates.new_empty(count, steps + 1, width)
         cells = gates.new_empty(count, steps + 1, width)
         bounded = gates.new_empty(count, steps, width)  # tanh of the cell states
-        hiddens[:, 0] = hidden
-        cells[:, 0] = cell
+        hiddens[:, 0], cells[:, 0] = state
         turned = weight.t()
         before = hiddens[:, 0]
         last = cells[:, 0]
-        parts = active.view(count, steps, 4, width).unbind(2)
-        for step in zip(
+        by_gate = active.view(count, steps, 4, width)
+        for all_gates, both, candidate, leave, after, now, short in zip(
             active.unbind(1),
-            *(part.unbind(1) for part in parts),
+            by_gate[:, :, :2].unbind(1),
+            by_gate[:, :, 2].unbind(1),
+            by_gate[:, :, 3].unbind(1),
             hiddens.unbind(1)[1:],
             cells.unbind(1)[1:],
             bounded.unbind(1),
             strict=True,
         ):
-            all_gates, enter, forget, candidate, leave, after, now, short = step
             all_gates.addmm_(before, turned)
-            all_gates[:, : 2 * width].sigmoid_()
+            both.sigmoid_()
             candidate.tanh_()
             leave.sigmoid_()
+            enter, forget = both.unbind(1)
             torch.mul(forget, last, out=now).addcmul_(enter, candidate)
             torch.mul(leave, torch.tanh(now, out=short), out=after)
-            before, last = after, now
+            before = after
+            last = now
         ctx.save_for_backward(weight, active, cells, bounded)
         return hiddens, last.clone()
 
@@ -65,24 +68,29 @@ class LSTMSteps(torch.autograd.Function):
     def backward(ctx: Any, of_hiddens: Tensor, of_cell: Tensor) -> Any:
         weight, active, cells, bounded = ctx.saved_tensors
         count, steps, width = bounded.shape
+        enter, forget, candidate, leave = active.view(count, steps, 4, width).unbind(2)
+        # The derivatives of a cell state by its gates before their activations, and of a hidden
+        # state by the last one; those of the loss take their place.
         grads = torch.empty_like(active)
-        parts = (each.view(count, steps, 4, width).unbind(2) for each in (grads, active))
-        of_parts, values = ([part.unbind(1) for part in some] for some in parts)
-        of_all = grads.unbind(1)
-        of_each = of_hiddens.unbind(1)
-        befores = cells.unbind(1)
-        shorts = bounded.unbind(1)
-        of_state = of_each[steps]
+        by_gate = grads.view(count, steps, 4, width)
+        _sigmoid_backward(candidate, enter, grad_input=by_gate[:, :, 0])
+        _sigmoid_backward(cells[:, :-1], forget, grad_input=by_gate[:, :, 1])
+        _tanh_backward.grad_input(enter, candidate, grad_input=by_gate[:, :, 2])
+        _sigmoid_backward(bounded, leave, grad_input=by_gate[:, :, 3])
+        of_state, *of_each = of_hiddens.unbind(1)[::-1]
         of_last = of_cell
-        for at in reversed(range(steps)):
-            enter, forget, candidate, leave = (part[at] for part in values)
-            of_enter, of_forget, of_candidate, of_leave = (part[at] for part in of_parts)
-            short = shorts[at]
-            _sigmoid_backward(of_state * short, leave, grad_input=of_leave)
-            of_last = of_last + torch.ops.aten.tanh_backward(of_state * leave, short)
-            _sigmoid_backward(of_last * candidate, enter, grad_input=of_enter)
-            _sigmoid_backward(of_last * befores[at], forget, grad_input=of_forget)
-            _tanh_backward(of_last * enter, candidate, grad_input=of_candidate)
-            of_last = of_last * forget
-            of_state = torch.addmm(of_each[at], of_all[at], weight)
+        backwards = (
+            grads.unbind(1),
+            by_gate[:, :, :3].unbind(1),
+            by_gate[:, :, 3].unbind(1),
+            _tanh_backward(leave, bounded).unbind(1),
+            forget.unbind(1),
+        )
+        steps_back = zip(*(each[::-1] for each in backwards), of_each, strict=True)
+        for all_gates, of_gates, of_leave, by_cell, kept, of_before in steps_back:
+            of_last = torch.addcmul(of_last, of_state, by_cell)
+            of_leave *= of_state
+            of_gates *= of_last.unsqueeze(1)
+            of_last = of_last * kept
+            of_state = torch.addmm(of_before, all_gates, weight)
         return grads, None, None, of_state, of_last

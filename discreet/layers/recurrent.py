@@ -151,6 +151,8 @@ def _unrolled(
 ) -> tuple[Tensor, Tensor, State]:
     """The hidden states before and after each step (n, T, hidden), and the last state, from the
     inputs' part of the gates (n, T, gates)."""
+    if weights.kind == "lstm" and smaller is None and _is_one_type(gates, weights.hidden, *state):
+        return _lstm_steps(weights, gates, state)
     zeros: Sequence[Any] = [None] * gates.shape[1] if added is None else added.unbind(1)
     steps = list(zip(range(gates.shape[1]), gates.unbind(1), zeros, strict=True))
     if weights.backwards:
@@ -170,13 +172,12 @@ def _unrolled(
     return torch.stack(befores, dim=1), torch.stack(afters, dim=1), state
 
 
-def _lstm_steps(
-    weights: _Weights, gates: Tensor, state: State
-) -> tuple[Tensor, Tensor, State]:
+def _lstm_steps(weights: _Weights, gates: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
     """`_unrolled` for an LSTM without a projection, whose types are all the same."""
     if weights.backwards:
         gates = gates.flip(1)
-    states, cell = LSTMSteps.apply(gates, weights.hidden, weights.hidden_bias, *state)
+    apply: Any = LSTMSteps.apply
+    states, cell = apply(gates, weights.hidden, weights.hidden_bias, *state)
     before = states[:, :-1]
     after = states[:, 1:]
     if weights.backwards:
@@ -214,10 +215,7 @@ def _run(alone: Alone, weights: _Weights, inputs: Tensor, state: State) -> tuple
     smaller = None
     if weights.projection is not None:
         smaller = _Projection(weights.projection, gates)
-    if weights.kind == "lstm" and smaller is None and _is_one_type(gates, weights.hidden, *state):
-        before, after, state = _lstm_steps(weights, gates, state)
-    else:
-        before, after, state = _unrolled(weights, gates, added, smaller, state)
+    before, after, state = _unrolled(weights, gates, added, smaller, state)
 
     of_each = partial(_of_each, count=alone.count)
 
