@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,9 +47,11 @@ class Gaussian:
         noise."""
         return _noise_for(sensitivity, self.noise_multiplier)
 
-    def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
+    def add_noise(
+        self, total: Tensor, sensitivity: float, source: RandomSource, *, in_place: bool = False
+    ) -> Tensor:
         """`total` (any shape, float32 or float64) plus noise for `sensitivity`, of the same shape
-        and type.
+        and type; with `in_place` it may take the place of `total`, also if an error is raised.
 
         Between neighbouring datasets `total` must change by at most `sensitivity` in L2: C for a
         sum of vectors clipped to C if one is added or removed, 2C if one is replaced. With "grid"
@@ -59,7 +62,7 @@ class Gaussian:
         if self.noise == GRID:
             from discreet.privacy.rounded_sums import rounded_gaussian  # not in a guard's process
 
-            draw = rounded_gaussian
+            draw: Draw = partial(rounded_gaussian, in_place=in_place)
         else:
             draw = self._unrounded
         return _noised(total, self.stddev(sensitivity), draw, source)

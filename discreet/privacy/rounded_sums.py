@@ -98,20 +98,23 @@ def step_for(scale: float, fineness: int = FINENESS) -> float:
     return math.ldexp(0.5, math.frexp(scale / fineness)[1])
 
 
-def rounded_gaussian(total: Tensor, stddev: float, source: RandomSource) -> Tensor:
+def rounded_gaussian(
+    total: Tensor, stddev: float, source: RandomSource, *, in_place: bool = False
+) -> Tensor:
     """`total`, float32 or float64 of any shape, plus Gaussians of `stddev` > 0, in whole multiples
-    of `step_for(stddev)`: of the same shape, type and device.
+    of `step_for(stddev)`: of the same shape, type and device. With `in_place` it may take the place
+    of `total`: new memory for a large sum takes half as long as its noise.
 
     Raises ValueError: `total` is not finite in steps.
     """
     step = step_for(stddev)
     if total.device.type != "cpu":
-        return _released_on_device(total, step, stddev / step, source)
+        return _released_on_device(total, step, stddev / step, source, in_place=in_place)
 
     def noised(rest: Floats) -> Floats:
         return _gaussian_steps(rest, stddev / step, source)
 
-    return _released(total, step, noised, 2 * PAIRS)
+    return _released(total, step, noised, 2 * PAIRS, in_place=in_place)
 
 
 def rounded_laplace(total: Tensor, scale: float, source: RandomSource) -> Tensor:
@@ -130,13 +133,18 @@ def rounded_laplace(total: Tensor, scale: float, source: RandomSource) -> Tensor
 
 
 def _released(
-    total: Tensor, step: float, noised: Callable[[Floats], Floats], at_once: int
+    total: Tensor,
+    step: float,
+    noised: Callable[[Floats], Floats],
+    at_once: int,
+    *,
+    in_place: bool = False,
 ) -> Tensor:
     """The total in multiples of `step`, of which `noised` rounds the rests with their noise, and
     raises ValueError for those that are NaN. NumPy does this, since its functions take half of
     PyTorch's time."""
     values = total.detach().numpy().reshape(-1)
-    released = np.empty_like(values)
+    released = values if in_place else np.empty_like(values)
     scratch.reserve((min(at_once, len(values)) + 1) // 2)
     is_short = values.dtype == np.float32
     wholes = scratch.wholes if is_short else np.empty_like(values[:at_once])
@@ -153,10 +161,13 @@ def _released(
     return torch.from_numpy(released).reshape(total.shape)
 
 
-def _released_on_device(total: Tensor, step: float, scale: float, source: RandomSource) -> Tensor:
+def _released_on_device(
+    total: Tensor, step: float, scale: float, source: RandomSource, *, in_place: bool = False
+) -> Tensor:
     """The same for Gaussians, computed on the device of the total: only what is looked at again is
     on the CPU."""
-    steps = total.reshape(-1) / step
+    steps = total.detach().reshape(-1)
+    steps = steps.div_(step) if in_place else steps / step
     check_finite(steps)
     for part in torch.split(steps, 2 * GPU_PAIRS):
         pairs = (len(part) + 1) // 2
