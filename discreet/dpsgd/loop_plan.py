@@ -257,9 +257,8 @@ class LoopPlan:
             noise = split_noise_multiplier(noise, count_stddev=stddev)
         else:
             following = self.clips[min(step + 1, self.steps - 1)]
-        noised = Gaussian(noise).add_noise(
-            total, clip_norm, step_noise(source, step), in_place=True
-        )
+        mechanism = Gaussian(noise, in_place=True)
+        noised = mechanism.add_noise(total, clip_norm, step_noise(source, step))
         return noised.div_(self.batch_size), following
 
     def facts(self) -> dict[str, object]:

@@ -33,11 +33,13 @@ class Gaussian:
 
     A noise multiplier of 0 protects nobody: its event has infinite epsilon. `noise` is "grid", or
     how noise is added to a sum in floating point without rounding: "float", or "secure_sum", the
-    sum of four draws.
+    sum of four draws. With `in_place` a noised sum may take the memory of the sum, also if an error
+    is raised.
     """
 
     noise_multiplier: float
     noise: str = GRID
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -47,11 +49,9 @@ class Gaussian:
         noise."""
         return _noise_for(sensitivity, self.noise_multiplier)
 
-    def add_noise(
-        self, total: Tensor, sensitivity: float, source: RandomSource, *, in_place: bool = False
-    ) -> Tensor:
+    def add_noise(self, total: Tensor, sensitivity: float, source: RandomSource) -> Tensor:
         """`total` (any shape, float32 or float64) plus noise for `sensitivity`, of the same shape
-        and type; with `in_place` it may take the place of `total`, also if an error is raised.
+        and type.
 
         Between neighbouring datasets `total` must change by at most `sensitivity` in L2: C for a
         sum of vectors clipped to C if one is added or removed, 2C if one is replaced. With "grid"
@@ -62,7 +62,7 @@ class Gaussian:
         if self.noise == GRID:
             from discreet.privacy.rounded_sums import rounded_gaussian  # not in a guard's process
 
-            draw: Draw = partial(rounded_gaussian, in_place=in_place)
+            draw: Draw = partial(rounded_gaussian, in_place=self.in_place)
         else:
             draw = self._unrounded
         return _noised(total, self.stddev(sensitivity), draw, source)

@@ -49,6 +49,7 @@ from discreet.privacy.randomness import (
 )
 
 Places = npt.NDArray[np.intp]
+Noised = Callable[[Floats], Floats]
 FINENESS = 16  # least noise, in steps: rounding adds at most 0.04 % to its variance
 LARGEST_SCALE = 2.0 * FINENESS
 FINE = 2**20  # the same for Laplace noise, which is computed in float64 anyway
@@ -126,19 +127,15 @@ def rounded_laplace(total: Tensor, scale: float, source: RandomSource) -> Tensor
         words = signed(source.words(len(rest)))
         key = source.words(KEY_WORDS).tobytes()
         offset = torch.from_numpy(rest).double()
-        check_finite(offset)
+        if not np.isfinite(rest).all():
+            check_finite(offset)
         return nearest_steps(words, scale / step, key, law=LAPLACE, offset=offset).numpy()
 
     return _released(total.cpu(), step, noised, CHUNK).to(total.device)
 
 
 def _released(
-    total: Tensor,
-    step: float,
-    noised: Callable[[Floats], Floats],
-    at_once: int,
-    *,
-    in_place: bool = False,
+    total: Tensor, step: float, noised: Noised, at_once: int, *, in_place: bool = False
 ) -> Tensor:
     """The total in multiples of `step`, of which `noised` rounds the rests with their noise, and
     raises ValueError for those that are NaN. NumPy does this, since its functions take half of
@@ -265,13 +262,12 @@ def _looked_at_again(unsure: Unsure, scale: float, key: bytes) -> Floats:
     value -= nearest
     error = radius * SECOND_ERROR + scale * scale * 2.0**-53 / radius
     still = (np.abs(value, out=value) + error >= 0.5) | (bits < FEW_BITS)
-    if still.any():
-        for law, place in np.argwhere(still).tolist():
-            nearest[law, place] = _exact_step(unsure, (law, place), scale, key)
+    for at in zip(*np.nonzero(still), strict=True):
+        nearest[at] = _exact_step(unsure, at, scale, key)
     return nearest
 
 
-def _exact_step(unsure: Unsure, at: tuple[int, int], scale: float, key: bytes) -> int:
+def _exact_step(unsure: Unsure, at: tuple[np.intp, ...], scale: float, key: bytes) -> int:
     """The rounded value of a pair, from more bits of its uniforms, as `grid.second_normal`. `at`: 0
     for the cosine or 1 for the sine, and the place of the pair."""
     is_sine, place = at
@@ -279,6 +275,6 @@ def _exact_step(unsure: Unsure, at: tuple[int, int], scale: float, key: bytes) -
     more = int.from_bytes(shake_256(own + b"angle").digest(4), "big")
     words = torch.tensor([int(unsure.words[place]), (int(unsure.halves[place]) << 32) + more])
     with localcontext(prec=140):
-        normal = second_normal(words, is_sine, own)
+        normal = second_normal(words, int(is_sine), own)
         rest = Decimal(float(unsure.rest[at]))
         return math.floor(Decimal(scale) * normal + rest + Decimal("0.5"))

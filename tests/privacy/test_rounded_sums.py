@@ -159,7 +159,7 @@ def test_a_rounded_sum_may_take_the_place_of_the_sum(dtype: torch.dtype, is_cpu:
     def noised(total: Tensor, *, in_place: bool) -> Tensor:
         source = seeded_source(SEED)
         if is_cpu:
-            return Gaussian(1.7).add_noise(total, 1.0, source, in_place=in_place)
+            return Gaussian(1.7, in_place=in_place).add_noise(total, 1.0, source)
         way = {"in_place": in_place}
         return rounded_sums._released_on_device(
             total, step_for(1.7), 1.7 / step_for(1.7), source, **way
