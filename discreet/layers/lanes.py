@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 _functorch: Any = torch._C._functorch
+_unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 def level() -> int:
@@ -74,7 +75,7 @@ def parted(values: Tensor, count: int) -> Tensor:
 def shaped(outputs: Tensor, shape: Sequence[int]) -> Tensor:
     """New outputs of another shape, not as a view: autograd would copy the gradients of a view that
     an activation changes in place. Their own backward pass must not read them."""
-    found: Tensor = torch.ops.aten._unsafe_view(outputs, shape)
+    found: Tensor = _unsafe_view(outputs, shape)
     return found
 
 

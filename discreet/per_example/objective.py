@@ -264,8 +264,9 @@ def batches_in(tree: Tree) -> list[Any]:
     """The tensors and batches of graphs of a tree; not what is None."""
     if isinstance(tree, Tensor):
         return [tree]
-    if type(tree) is tuple:
-        return [value for part in tree for value in batches_in(part)]
+    if type(tree) in (tuple, dict):
+        parts = tree.values() if isinstance(tree, dict) else tree
+        return [value for part in parts for value in batches_in(part)]
     return [value for value in tree_leaves(tree, is_leaf=_is_leaf) if value is not None]
 
 
