@@ -31,25 +31,26 @@ class LSTMSteps(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         count, steps, gate_width = gates.shape
         width = gate_width // 4
-        active = gates.clone(memory_format=torch.contiguous_format)
+        # Steps come first, so that each is one piece of memory.
+        active = gates.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         if bias is not None:
             active += bias
-        hiddens = gates.new_empty(count, steps + 1, width)
-        cells = gates.new_empty(count, steps + 1, width)
-        bounded = gates.new_empty(count, steps, width)  # tanh of the cell states
-        hiddens[:, 0], cells[:, 0] = state
+        hiddens = gates.new_empty(steps + 1, count, width)
+        cells = gates.new_empty(steps + 1, count, width)
+        bounded = gates.new_empty(steps, count, width)  # tanh of the cell states
+        hiddens[0], cells[0] = state
         turned = weight.t()
-        before = hiddens[:, 0]
-        last = cells[:, 0]
-        by_gate = active.view(count, steps, 4, width)
+        before = hiddens[0]
+        last = cells[0]
+        by_gate = active.view(steps, count, 4, width)
         for all_gates, both, candidate, leave, after, now, short in zip(
-            active.unbind(1),
-            by_gate[:, :, :2].unbind(1),
-            by_gate[:, :, 2].unbind(1),
-            by_gate[:, :, 3].unbind(1),
-            hiddens.unbind(1)[1:],
-            cells.unbind(1)[1:],
-            bounded.unbind(1),
+            active.unbind(),
+            by_gate[:, :, :2].unbind(),
+            by_gate[:, :, 2].unbind(),
+            by_gate[:, :, 3].unbind(),
+            hiddens[1:].unbind(),
+            cells[1:].unbind(),
+            bounded.unbind(),
             strict=True,
         ):
             all_gates.addmm_(before, turned)
@@ -62,29 +63,29 @@ class LSTMSteps(torch.autograd.Function):
             before = after
             last = now
         ctx.save_for_backward(weight, active, cells, bounded)
-        return hiddens, last.clone()
+        return hiddens.transpose(0, 1), last.clone()
 
     @staticmethod
     def backward(ctx: Any, of_hiddens: Tensor, of_cell: Tensor) -> Any:
         weight, active, cells, bounded = ctx.saved_tensors
-        count, steps, width = bounded.shape
-        enter, forget, candidate, leave = active.view(count, steps, 4, width).unbind(2)
+        steps, count, width = bounded.shape
+        enter, forget, candidate, leave = active.view(steps, count, 4, width).unbind(2)
         # The derivatives of a cell state by its gates before their activations, and of a hidden
         # state by the last one; those of the loss take their place.
         grads = torch.empty_like(active)
-        by_gate = grads.view(count, steps, 4, width)
+        by_gate = grads.view(steps, count, 4, width)
         _sigmoid_backward(candidate, enter, grad_input=by_gate[:, :, 0])
-        _sigmoid_backward(cells[:, :-1], forget, grad_input=by_gate[:, :, 1])
+        _sigmoid_backward(cells[:-1], forget, grad_input=by_gate[:, :, 1])
         _tanh_backward.grad_input(enter, candidate, grad_input=by_gate[:, :, 2])
         _sigmoid_backward(bounded, leave, grad_input=by_gate[:, :, 3])
-        of_state, *of_each = of_hiddens.unbind(1)[::-1]
+        of_state, *of_each = of_hiddens.transpose(0, 1).contiguous().unbind()[::-1]
         of_last = of_cell
         backwards = (
-            grads.unbind(1),
-            by_gate[:, :, :3].unbind(1),
-            by_gate[:, :, 3].unbind(1),
-            _tanh_backward(leave, bounded).unbind(1),
-            forget.unbind(1),
+            grads.unbind(),
+            by_gate[:, :, :3].unbind(),
+            by_gate[:, :, 3].unbind(),
+            _tanh_backward(leave, bounded).unbind(),
+            forget.unbind(),
         )
         steps_back = zip(*(each[::-1] for each in backwards), of_each, strict=True)
         for all_gates, of_gates, of_leave, by_cell, kept, of_before in steps_back:
@@ -93,4 +94,4 @@ class LSTMSteps(torch.autograd.Function):
             of_gates *= of_last.unsqueeze(1)
             of_last = of_last * kept
             of_state = torch.addmm(of_before, all_gates, weight)
-        return grads, None, None, of_state, of_last
+        return grads.transpose(0, 1), None, None, of_state, of_last
