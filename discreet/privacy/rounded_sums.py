@@ -104,7 +104,7 @@ def rounded_gaussian(
 ) -> Tensor:
     """`total`, float32 or float64 of any shape, plus Gaussians of `stddev` > 0, in whole multiples
     of `step_for(stddev)`: of the same shape, type and device. With `in_place` it may take the place
-    of `total`: new memory for a large sum takes half as long as its noise.
+    of `total`: new memory for a large sum takes a third as long as its noise.
 
     Raises ValueError: `total` is not finite in steps.
     """
