@@ -616,7 +616,7 @@ BY_TEST |= {
     "privacy/test_rounded_sums.py::test_what_a_step_releases_lies_on_a_public_grid": Fault(
         "a step's sum keeps its low bits beside rounded noise",
         "privacy.rounded_sums:rounded_gaussian",
-        lambda real: lambda total, stddev, source: total + real(total * 0, stddev, source),
+        lambda real: lambda total, *given, **named: total + real(total * 0, *given, **named),
     ),
     "guard/test_block_release.py::test_one_patient_moves_the_sum_by_2c_and_that_is_what_the_noise_is_for": Fault(
         "a guard noises for C where a patient moves 2C", "guard.block_release:MOVES", lambda _: 1.0

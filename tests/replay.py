@@ -247,8 +247,10 @@ def _noise_steps(
             self: Kind, total: Tensor, sensitivity: float, *given: Any, **named: Any
         ) -> Tensor:
             number = len(steps)
+            # before the noise, which may take its place
+            held = _in_units(total.clone(), named.get("grid"))
             released = release(number, lambda: original(self, total, sensitivity, *given, **named))
-            parts, held = tuple(named.get("parts", ())), _in_units(total, named.get("grid"))
+            parts = tuple(named.get("parts", ()))
             steps.append(NoiseStep(self, held, sensitivity, released.clone(), parts=parts))
             return released.clone()
 

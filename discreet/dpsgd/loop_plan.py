@@ -232,7 +232,7 @@ class LoopPlan:
         source: RandomSource,
     ) -> tuple[Tensor, float]:
         """The noised mean of a step, with noise for the clip norm of this step, and the clip norm
-        of the next step.
+        of the next step. It may take the place of `total`.
 
         Guarantee: with an adaptive clip norm C the sum of gradients is noised by z_sum * C, and the
         centred count, of sensitivity 1/2, by `count_stddev`: together they cost one Gaussian of the
@@ -257,9 +257,9 @@ class LoopPlan:
             noise = split_noise_multiplier(noise, count_stddev=stddev)
         else:
             following = self.clips[min(step + 1, self.steps - 1)]
-        return Gaussian(noise).add_noise(total, clip_norm, step_noise(source, step)).div_(
-            self.batch_size
-        ), following
+        mechanism = Gaussian(noise, in_place=True)
+        noised = mechanism.add_noise(total, clip_norm, step_noise(source, step))
+        return noised.div_(self.batch_size), following
 
     def facts(self) -> dict[str, object]:
         """The settings that a saved state must share, as JSON values: all but the scale."""

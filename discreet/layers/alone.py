@@ -55,6 +55,7 @@ from discreet.layers.lanes import (
     is_lane_of,
     level,
     squeezed,
+    tensors_among,
     viewing,
     within,
 )
@@ -180,15 +181,23 @@ class Alone(TorchFunctionMode):
             raise Unserved(f"{function.name}{place()}")
         if is_python and not function.is_plain:
             return called_inside(self, func, types, args, named)
+        if function.is_ordinary and self._has_no_parameter(args, named):
+            return self._with_numbers(func, args, named)
         return self._called(func, function, args, named)
 
+    def _has_no_parameter(self, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+        """True for arguments without a trainable parameter or a generator."""
+        if level() != self.level or "generator" in named:
+            return False
+        return not any(map(self.slot, tensors_among((*args, *named.values()))))
+
     def _ruled(self, rule: Rule, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        lanes = [value for value in _tensors((*args, *named.values())) if is_lane(value)]
-        uses = lanes or any(self.slot(value) is not None for value in _tensors(args))
+        given = tensors_among(args)
+        lanes = [value for value in (*given, *tensors_among(named.values())) if is_lane(value)]
         if (
-            not uses
-            or level() != self.level
+            level() != self.level
             or not all(is_lane_of(value, self.level) for value in lanes)
+            or not (lanes or any(map(self.slot, given)))
         ):
             return NotImplemented
         with below_vmap(self.level):
@@ -244,7 +253,7 @@ class Alone(TorchFunctionMode):
             return args[0].detach()
         elif name in READ_ALIKE and self.slot(args[0]) is not None:
             return func(*args)
-        given = _tensors((*args, *named.values()))
+        given = tensors_among((*args, *named.values()))
         if self._are_parameters(given, function):
             return self.computed.noted(func(*args, **named), given, self.slots)
         args = tuple(map(self.copied, args))
@@ -437,7 +446,7 @@ class Alone(TorchFunctionMode):
         """Raises Needs for a write of what differs between examples into a tensor that they
         share."""
         if not self.fills and isinstance(args[0], Tensor) and not is_lane(args[0]):
-            given = _tensors(args[1:])
+            given = tensors_among(args[1:])
             if any(is_lane(value) or self.slot(value) is not None for value in given):
                 raise Needs(FILLING, f"{name} writes into a tensor of all examples{place()}")
 
@@ -488,13 +497,3 @@ def _listed(values: Any) -> list[Any]:
     if values is None or isinstance(values, Tensor):
         return [] if values is None else [values]
     return list(values)
-
-
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    found = list[Tensor]()
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif type(value) in _NESTED:
-            found += _tensors(value)
-    return found

@@ -58,6 +58,14 @@ OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 RECURRENT = words("lstm gru rnn_tanh rnn_relu")
 ATTENTION = "scaled_dot_product_attention"
 RANDOM = DRAWING | DROPPING | RECURRENT | {ATTENTION}  # functions that may draw
+# What a pass looks at before it calls one of these.
+_SPECIAL = (
+    READ_ALIKE
+    | INDEXING
+    | COUNTING
+    | MADE
+    | words("nested_tensor_from_mask_left_aligned requires_grad squeeze view")
+)
 _ALIASES = {
     "radd": "add",
     "rmul": "mul",
@@ -106,6 +114,7 @@ class Function:
       is_python: True if it is written in Python, so that its calls can be seen.
       is_plain: True if its calls need not be seen.
       is_fact: True if it reveals nothing about values.
+      is_ordinary: True if a pass calls it as it is, unless it is given a parameter.
     """
 
     name: str
@@ -115,6 +124,7 @@ class Function:
     is_plain: bool
     is_banned: bool
     is_fact: bool
+    is_ordinary: bool
 
 
 @lru_cache(maxsize=4096)
@@ -128,7 +138,10 @@ def function_of(func: Any) -> Function:
     is_fact = name in _FACTS or (getattr(func, "__name__", "") == "__get__" and name not in _VIEWS)
     writes = full != name or name == "setitem"
     is_python = type(func) is FunctionType
-    return Function(name, full, writes, is_python, name in _PLAIN, full in _BANNED, is_fact)
+    is_ordinary = not writes and name not in _SPECIAL and full not in DRAWING
+    return Function(
+        name, full, writes, is_python, name in _PLAIN, full in _BANNED, is_fact, is_ordinary
+    )
 
 
 def _name_of(func: Any) -> str:

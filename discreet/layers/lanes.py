@@ -7,14 +7,14 @@ functions of functorch take 5 us.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 _functorch: Any = torch._C._functorch
+_unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 def level() -> int:
@@ -75,22 +75,27 @@ def parted(values: Tensor, count: int) -> Tensor:
 def shaped(outputs: Tensor, shape: Sequence[int]) -> Tensor:
     """New outputs of another shape, not as a view: autograd would copy the gradients of a view that
     an activation changes in place. Their own backward pass must not read them."""
-    found: Tensor = torch.ops.aten._unsafe_view(outputs, shape)
+    found: Tensor = _unsafe_view(outputs, shape)
     return found
 
 
-@contextmanager
-def below_vmap(of: int) -> Iterator[None]:
+class below_vmap:  # noqa: N801
     """A context in which functions work on tensors of all examples, as outside the vmap of this
-    level."""
-    around = []
-    while level() >= of:
-        around.append(_functorch.pop_dynamic_layer_stack())
-    try:
-        yield
-    finally:
-        while around:
-            _functorch.push_dynamic_layer_stack(around.pop())
+    level. It is entered for each function, which is why it is no generator."""
+
+    __slots__ = ("around", "of")
+
+    def __init__(self, of: int) -> None:
+        self.of = of
+        self.around = list[Any]()
+
+    def __enter__(self) -> None:
+        while level() >= self.of:
+            self.around.append(_functorch.pop_dynamic_layer_stack())
+
+    def __exit__(self, *_: object) -> None:
+        while self.around:
+            _functorch.push_dynamic_layer_stack(self.around.pop())
 
 
 def squeezed(value: Tensor) -> Tensor:
@@ -112,3 +117,14 @@ def viewing(value: Tensor) -> Any:
     if all_of(value).is_contiguous():
         return Tensor.view
     return Tensor.reshape
+
+
+def tensors_among(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors of arguments, also in lists and tuples."""
+    found = list[Tensor]()
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) in (list, tuple):
+            found += tensors_among(value)
+    return found

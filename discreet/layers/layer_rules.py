@@ -27,15 +27,23 @@ def positions(values: Tensor) -> Tensor:
     """(n, ..., d) as (n, d) or (n, T, d)."""
     if values.dim() == 2:
         return values
-    rows = values.flatten(1, -2)
+    rows = values.flatten(1, -2) if values.dim() > 3 else values
     if rows.shape[1] == 1:
         return rows[:, 0]
     return rows
 
 
+def by_example(values: Tensor, count: int) -> Tensor:
+    """Positions (n * T, d) of `count` examples as (n, d) or (n, T, d)."""
+    rows, width = values.shape
+    if rows == count:
+        return values
+    return values.view(count, rows // count, width)
+
+
 def _fits(*parameters: Any) -> bool:
     """True if no parameter differs between examples."""
-    return not any(is_lane(value) for value in parameters)
+    return True not in map(is_lane, parameters)
 
 
 def _product(
@@ -53,16 +61,14 @@ def _product(
     # in-place activation would move.
     flat = rows.flatten(0, -2)
     outputs = functional.linear(flat, weight.t() if turned else weight, bias)
-    shape = (*rows.shape[:-1], outputs.shape[-1])
     if held is not None or added is not None:
 
         def terms(grads: Tensor) -> list[Term]:
-            return product_terms(
-                held, added, positions(rows), positions(grads.view(shape)), turned=turned
-            )
+            parts = by_example(flat, alone.count), by_example(grads, alone.count)
+            return product_terms(held, added, *parts, turned=turned)
 
         alone.note(outputs, terms)
-    return shaped(outputs, shape)
+    return shaped(outputs, (*rows.shape[:-1], outputs.shape[-1]))
 
 
 def _linear(alone: Alone, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:

@@ -23,6 +23,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from discreet.layers.alone import Alone, Rule
 from discreet.layers.dropping import dropped
 from discreet.layers.lanes import is_lane, parted
+from discreet.layers.lstm_steps import LSTMSteps
 from discreet.layers.terms import Term, product_terms
 
 State = tuple[Tensor, ...]  # hidden state, and for an LSTM the cell state
@@ -150,6 +151,8 @@ def _unrolled(
 ) -> tuple[Tensor, Tensor, State]:
     """The hidden states before and after each step (n, T, hidden), and the last state, from the
     inputs' part of the gates (n, T, gates)."""
+    if weights.kind == "lstm" and smaller is None and _is_one_type(gates, weights.hidden, *state):
+        return _lstm_steps(weights, gates, state)
     zeros: Sequence[Any] = [None] * gates.shape[1] if added is None else added.unbind(1)
     steps = list(zip(range(gates.shape[1]), gates.unbind(1), zeros, strict=True))
     if weights.backwards:
@@ -167,6 +170,25 @@ def _unrolled(
         befores.reverse()
         afters.reverse()
     return torch.stack(befores, dim=1), torch.stack(afters, dim=1), state
+
+
+def _lstm_steps(weights: _Weights, gates: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+    """`_unrolled` for an LSTM without a projection, whose types are all the same."""
+    if weights.backwards:
+        gates = gates.flip(1)
+    apply: Any = LSTMSteps.apply
+    states, cell = apply(gates, weights.hidden, weights.hidden_bias, *state)
+    before = states[:, :-1]
+    after = states[:, 1:]
+    if weights.backwards:
+        return before.flip(1), after.flip(1), (after[:, -1], cell)
+    return before, after, (after[:, -1], cell)
+
+
+def _is_one_type(*values: Tensor) -> bool:
+    """True for values of one type that stay in it."""
+    kinds = {value.dtype for value in values}
+    return len(kinds) == 1 and not torch.is_autocast_enabled(values[0].device.type)
 
 
 def _of_each(values: Tensor, count: int) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor
 # The fast norm loses precision on long rows (4e-4 of the norm of a million equal entries). Those
 # use a slower routine with pairwise summation.
 _LONGEST_FAST_ROW = 1024
+_SHORT_ROW = 64  # many shorter ones are several times slower
 # The cost of a float of a built gradient, in flops; the second number if a batch has many (memory).
 _FLOPS_PER_STORED_FLOAT = 48
 _FLOPS_PER_FAR_FLOAT = 160
@@ -32,8 +33,8 @@ _NEAR_FLOATS = 2**19
 _PROCESSOR = "cpu"
 # A GPU has memory for this many, 1 GB, and is slow on small pieces.
 _GPU_FLOATS = 2**28
-# Entries of the table that maps an id to a place: 2 MB.
-_TABLE_ENTRIES = 2**18
+# Entries of the table that maps an id to a place, in 32 bits: 2 MB.
+_TABLE_ENTRIES = 2**19
 _SHORT = 2**12  # floats of a gradient that is put beside others, for fewer calls
 # Gram matrices lose small norms by cancellation. This share of the largest possible norm is added,
 # so that no norm is underestimated.
@@ -61,7 +62,10 @@ def _norms(values: Tensor, order: int) -> Tensor:
     """L1 or L2 norms over all dimensions but the first: (n, ...) -> (n,)."""
     while values.dim() > 1:
         if values.dim() > 2 and values.shape[-1] * values.shape[-2] <= _LONGEST_FAST_ROW:
-            values = values.flatten(-2)  # many short rows are many times slower
+            values = values.flatten(-2)
+        elif values.dim() > 2 and (some := _rows_at_once(*values.shape[-2:])) > 1:
+            count, width = values.shape[-2:]
+            values = values.reshape(*values.shape[:-2], count // some, some * width)
         elif order == 1:
             values = values.abs().sum(-1)
         elif values.shape[-1] > _LONGEST_FAST_ROW:
@@ -81,8 +85,19 @@ def mass(values: Tensor, order: int) -> Tensor:
     norms = _norms(values, order)
     if order == 1:
         return norms.masked_fill(norms >= _LONGEST_FACTOR, math.inf)
-    lost = _lost_squares(2 * (values.numel() // max(1, len(values))), values.dtype, values.device)
+    entries = values.numel() // max(1, values.shape[0])
+    lost = _lost_squares(2 * entries, values.dtype, values.device)
     return torch.addcmul(lost, norms, norms)
+
+
+@lru_cache(maxsize=256)
+def _rows_at_once(count: int, width: int) -> int:
+    """The number of short rows that are put end to end, so that they are fast: a divisor of
+    their count."""
+    if width > _SHORT_ROW:
+        return 1
+    most = _LONGEST_FAST_ROW // max(1, width)
+    return next(some for some in range(min(most, count), 0, -1) if count % some == 0)
 
 
 @lru_cache(maxsize=256)
@@ -388,9 +403,9 @@ def repeats(ids: Tensor, entries: int) -> tuple[Tensor, Tensor]:
     """
     entries = max(entries, 1)
     step = max(1, min(len(ids), _TABLE_ENTRIES // entries))
-    table = torch.empty(step * entries, dtype=torch.int64, device=ids.device)
+    table = torch.empty(step * entries, dtype=torch.int32, device=ids.device)
     rows = torch.arange(0, step * entries, entries, device=ids.device).unsqueeze(1)
-    places = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
+    places = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device).view(ids.shape)
     found = list[Tensor]()
     for some, at in zip(torch.split(ids, step), torch.split(places, step), strict=True):
         keys = (some + rows[: len(some)]).flatten()

@@ -21,7 +21,7 @@ _NUMBERS = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque)
 _MOST_ENTRIES = 2**12  # of a global container that is restored
 OF_MODULES = frozenset(nn.Module().__dict__)
-HOOKS = tuple(name for name in nn.Module().__dict__ if "hooks" in name)
+HOOKS = frozenset(name for name in nn.Module().__dict__ if "hooks" in name)
 
 
 def _items(container: Any) -> list[Any]:
@@ -69,10 +69,15 @@ class Attributes:
         self._held: list[tuple[nn.Module, dict[str, Any]]] = []
         self._looks: list[tuple[nn.Module, str, Callable[[], bool]]] = []
         self._hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._no_hooks: list[dict[Any, Any]] = []  # those that were empty
         for module in modules:
             own = dict(module.__dict__)
             self._held.append((module, own))
-            self._hooks += [(own[name], dict(own[name])) for name in HOOKS if name in own]
+            for name in HOOKS & own.keys():
+                if own[name]:
+                    self._hooks.append((own[name], dict(own[name])))
+                else:
+                    self._no_hooks.append(own[name])
             if len(own) == len(OF_MODULES):
                 continue
             for name, value in own.items():
@@ -108,6 +113,9 @@ class Attributes:
             if hooks != known:
                 hooks.clear()
                 hooks.update(known)
+        if any(self._no_hooks):
+            for hooks in self._no_hooks:
+                hooks.clear()
         for module, name, look in self._looks:
             if not look():
                 raise ValueError(keeps(f"{type(module).__name__}.{name}"))

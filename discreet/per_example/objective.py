@@ -233,6 +233,12 @@ def mapped(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """A tree with `function` applied to each tensor and each batch of graphs; both have a row an
     example."""
     kinds = (Tensor, Graphs)
+    if isinstance(tree, kinds):
+        return function(tree)
+    if type(tree) is tuple:
+        return tuple([mapped(function, part) for part in tree])
+    if type(tree) is dict:
+        return {name: mapped(function, part) for name, part in tree.items()}
     return tree_map(
         lambda value: function(value) if isinstance(value, kinds) else value, tree, is_leaf=_is_leaf
     )
@@ -258,6 +264,9 @@ def batches_in(tree: Tree) -> list[Any]:
     """The tensors and batches of graphs of a tree; not what is None."""
     if isinstance(tree, Tensor):
         return [tree]
+    if type(tree) in (tuple, dict):
+        parts = tree.values() if isinstance(tree, dict) else tree
+        return [value for part in parts for value in batches_in(part)]
     return [value for value in tree_leaves(tree, is_leaf=_is_leaf) if value is not None]
 
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from discreet.layers.alone import Alone
 from discreet.layers.branches import AnswersDiffer, Questions
@@ -155,7 +154,7 @@ def one_pass(
         grads = gradients.pop()
         of_use = uses.pop()[1]
         if grads is not None:
-            held += of_use(grads.to(objective.dtype))
+            held += of_use(grads if grads.dtype == objective.dtype else grads.to(objective.dtype))
         del grads, of_use
     return _of_parameters(held, alone.computed.all, objective.order)
 
@@ -227,23 +226,20 @@ def side_by_side(alone: Alone, single: Any, *trees: Tree) -> Any:
       Unserved: vmap can't follow it; the message has the reason.
       AnswersDiffer: examples answer one of its questions differently.
     """
-    if any(not isinstance(part, Tensor) for part in batches_in(trees)):
+    tensors = batches_in(trees)
+    if not all(isinstance(part, Tensor) for part in tensors):
         raise Unserved("graphs have different sizes")
 
-    leaves, spec = tree_flatten(trees)
-    held = [at for at, value in enumerate(leaves) if value is not None]
-
     def entered(*values: Tensor) -> Any:
-        for at, value in zip(held, values, strict=True):
-            leaves[at] = value
+        waiting = iter(values)
         with seen(), alone:
-            return single(*tree_unflatten(leaves, spec))
+            return single(*(mapped(lambda _: next(waiting), tree) for tree in trees))
 
     with torch.enable_grad(), warnings.catch_warnings():
         # PyTorch warns that an operation without a batching rule is slower.
         warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
         try:
-            return vmap(entered, randomness="different")(*(leaves[at] for at in held))
+            return vmap(entered, randomness="different")(*tensors)
         except ValueError as error:
             if not _is_of_vmap(error):
                 raise

@@ -30,7 +30,6 @@ from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
 from discreet.per_example.attributes import HOOKS, numbers_of
 from discreet.per_example.gradient_hooks import gradient_hooks
-from discreet.per_example.loss_trial import check_loss
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Loss,
@@ -341,6 +340,8 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
         if known is None or is_new:
             _trials[model] = known = _Tried(key, *tried(trial), losses)
         if tries_loss:
+            from discreet.per_example.loss_trial import check_loss  # for a loss of one's own
+
             check_loss(trial, outputs)
             with suppress(TypeError):  # a loss without weak references is tried at each step
                 losses.append(ref(loss))

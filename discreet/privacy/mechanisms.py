@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,11 +33,13 @@ class Gaussian:
 
     A noise multiplier of 0 protects nobody: its event has infinite epsilon. `noise` is "grid", or
     how noise is added to a sum in floating point without rounding: "float", or "secure_sum", the
-    sum of four draws.
+    sum of four draws. With `in_place` a noised sum may take the memory of the sum, also if an error
+    is raised.
     """
 
     noise_multiplier: float
     noise: str = GRID
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -59,7 +62,7 @@ class Gaussian:
         if self.noise == GRID:
             from discreet.privacy.rounded_sums import rounded_gaussian  # not in a guard's process
 
-            draw = rounded_gaussian
+            draw: Draw = partial(rounded_gaussian, in_place=self.in_place)
         else:
             draw = self._unrounded
         return _noised(total, self.stddev(sensitivity), draw, source)

@@ -30,8 +30,9 @@ LOW_63_BITS = (1 << 63) - 1
 # A 63-bit uniform below this (chance 2^-20) has too few significant bits for its logarithm.
 FEW_BITS = 1 << 43
 _HALF = torch.tensor(2.0**-64, dtype=torch.float64)  # half a step of a radius uniform
+_SHORT_HALF_STEP = np.float32(math.pi * 2.0**-31)  # the angle of a half of a word
 # The plaintext that is encrypted to a stream; small, so that it takes little of the cache.
-_ZEROS = bytes(1 << 16)
+_ZEROS = memoryview(bytes(1 << 16))
 
 
 class Scratch(threading.local):
@@ -45,8 +46,9 @@ class Scratch(threading.local):
             self.pairs = pairs
             self.words = torch.empty(2 * pairs + 4, dtype=torch.int64)
             self.cosine = torch.empty(pairs, dtype=torch.float64)
-            self.radius = torch.empty(pairs)
-            self.values, self.whole, self.nearest = torch.empty(3, 2 * pairs)
+            self.normals, self.wholes, self.rounded = np.empty((3, 2 * pairs), np.float32)
+            self.radii: Floats = np.empty(pairs, np.float32)
+            self.bits: Bits = self.words.numpy()
 
 
 scratch = Scratch()
@@ -167,7 +169,7 @@ class RandomSource:
             whole = part if len(part) == 2 * pairs else part.new_empty(2 * pairs)
             if device.type == "cpu":
                 scratch.reserve(pairs)
-                words = scratch.words.numpy()[:needed]
+                words = scratch.bits[:needed]
                 self.fill(words)
                 radius = radii(words[:pairs], stddev)
                 write_pairs(radius, words[pairs:], whole.numpy())
@@ -213,10 +215,10 @@ class RandomSource:
             made = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
             # In one step: a second thread must not begin the stream again.
             cipher = self._begun.setdefault("stream", made)
-        stream = words.view(np.uint8)
+        stream = words.view(np.uint8).data
         for start in range(0, len(stream), len(_ZEROS)):
             part = stream[start : start + len(_ZEROS)]
-            cipher.update_into(_ZEROS[: len(part)], part.data)
+            cipher.update_into(_ZEROS[: len(part)], part)
 
     def words_on(self, device: torch.device, count: int) -> Tensor:
         """`count` words as int64 (count,) on `device`, of a second stream, ChaCha20, which is the
@@ -305,7 +307,7 @@ def radii(words: Bits, stddev: float) -> Floats:
     """`stddev` times the radii of `fast_pairs`, float32 (m,), which the next call overwrites, from
     the low 63 bits of words int64 (m,), which are overwritten."""
     uniform = scratch.cosine.numpy()[: len(words)]
-    radius: Floats = scratch.radius.numpy()[: len(words)]
+    radius: Floats = scratch.radii[: len(words)]
     np.bitwise_and(words, LOW_63_BITS, out=words)
     np.add(words, 0.5, out=uniform)
     uniform *= 2.0**-63
@@ -324,7 +326,7 @@ def write_pairs(radius: Floats, words: Bits, out: Floats) -> None:
     cosine = out[:pairs]
     angle = out[pairs:]
     np.copyto(angle, words.view(np.int32)[:pairs], casting="same_kind")
-    angle *= np.float32(math.pi * 2.0**-31)
+    angle *= _SHORT_HALF_STEP
     np.cos(angle, out=cosine)
     cosine *= radius
     np.sin(angle, out=angle)

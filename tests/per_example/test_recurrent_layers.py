@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from discreet.layers.lstm_steps import LSTMSteps
 from discreet.per_example.per_example import clipped_gradient_sum
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches, single_gradients
@@ -64,6 +65,46 @@ def the_slow_way_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_lstm_with_a_projection_goes_side_by_side(layers: int, both: bool, bias: bool) -> None:
     model = seeded(lambda: Projected(layers, both=both, bias=bias))
     assert_matches(model, SERIES, CLASSES, clip=0.1)
+
+
+class Started(nn.Module):
+    """An LSTM whose first states are trained, and whose last cell counts too."""
+
+    def __init__(self, *, both: bool) -> None:
+        super().__init__()
+        ways = 1 + both
+        self.layer = nn.LSTM(4, 3, 2, batch_first=True, bidirectional=both)
+        self.first = nn.Parameter(torch.randn(2, 2 * ways, 1, 3))
+        self.head = nn.Linear(3 * ways, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden, cell = (each.expand(-1, len(inputs), -1).contiguous() for each in self.first)
+        outputs, (_, last) = self.layer(inputs, (hidden, cell))
+        found: Tensor = self.head(outputs.mean(1)) * last.mean((0, 2)).unsqueeze(1).cos()
+        return found
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_an_lstm_from_states_that_are_trained_goes_side_by_side(both: bool) -> None:
+    assert_matches(seeded(lambda: Started(both=both)), SERIES, CLASSES, clip=0.1)
+
+
+def test_the_steps_of_an_lstm_have_the_values_and_the_derivative_of_its_formulas() -> None:
+    layer = nn.LSTM(4, 3, batch_first=True).double()
+    flat = nn.functional.linear(SERIES.double(), layer.weight_ih_l0, layer.bias_ih_l0)
+    gates, hidden, cell = (
+        each.detach().requires_grad_()
+        for each in (flat, *torch.randn(2, 6, 3, generator=DRAWS, dtype=torch.float64))
+    )
+    fixed = layer.weight_hh_l0.detach(), layer.bias_hh_l0.detach()
+    states, last = LSTMSteps.apply(gates, *fixed, hidden, cell)  # type: ignore[no-untyped-call]
+    wanted, (_, end) = layer(SERIES.double(), (hidden.unsqueeze(0), cell.unsqueeze(0)))
+    torch.testing.assert_close(states, torch.cat([hidden.unsqueeze(1), wanted], 1))
+    torch.testing.assert_close(last, end[0])
+    assert torch.autograd.gradcheck(
+        lambda *given: LSTMSteps.apply(given[0], *fixed, *given[1:]),  # type: ignore[no-untyped-call]
+        (gates, hidden, cell),
+    )
 
 
 @pytest.mark.parametrize("trained", ["weight_hr_l0", "weight_hh_l0"])

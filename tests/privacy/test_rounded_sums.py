@@ -153,6 +153,38 @@ def on_a_device(total: Tensor, stddev: float, source: RandomSource) -> Tensor:
     return rounded_sums._released_on_device(total, step, stddev / step, source)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_a_rounded_sum_may_take_the_place_of_the_sum(dtype: torch.dtype, is_cpu: bool) -> None:
+    def noised(total: Tensor, *, in_place: bool) -> Tensor:
+        source = seeded_source(SEED)
+        if is_cpu:
+            return Gaussian(1.7, in_place=in_place).add_noise(total, 1.0, source)
+        way = {"in_place": in_place}
+        return rounded_sums._released_on_device(
+            total, step_for(1.7), 1.7 / step_for(1.7), source, **way
+        )
+
+    total = torch.linspace(-3, 3, 300_001, dtype=dtype)
+    before = total.clone()
+    apart = noised(total, in_place=False)
+    assert torch.equal(total, before)
+    assert apart.data_ptr() != total.data_ptr()
+    found = noised(total, in_place=True)
+    assert torch.equal(found, apart)
+    assert torch.equal(total, apart)
+
+
+@pytest.mark.parametrize("at", [0, 5, 200_000, 300_000])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_large_sum_is_refused_for_one_value_anywhere(at: int, value: float) -> None:
+    total = torch.zeros(300_001)
+    total[at] = value
+    for rounded in (rounded_gaussian, rounded_laplace):
+        with pytest.raises(ValueError, match="must be finite"):
+            rounded(total, 1.0, secure_source())
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 100_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_device_rounds_as_the_processor_does(
