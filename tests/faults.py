@@ -748,6 +748,12 @@ OF_EXAMPLES = (
         "per_example/test_left_outside.py::test_what_a_forward_leaves_in_any_place_is_refused_and_undone",
     ),
     Fault(
+        "what a client leaves in the attributes of a model stays there",
+        "training.local_training:put_back",
+        lambda _: lambda modules: nullcontext(),
+        "training/test_clients_apart.py::test_what_a_client_leaves_in_the_models_attributes_reaches_no_other",
+    ),
+    Fault(
         "what an item leaves for later ones is not noticed",
         "dpsgd.own_example:_depends",
         always(False),

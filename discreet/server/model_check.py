@@ -19,8 +19,9 @@ from discreet.models.models import (
     model_for,
     to_train,
 )
+from discreet.per_example.left_outside import nothing_left
 from discreet.per_example.objective import cross_entropy, objective_of, trainable
-from discreet.per_example.trial import two_passes
+from discreet.per_example.trial import Trial, two_passes
 from discreet.settings.training import ModelConfig
 
 _TRIAL_SEED = 7
@@ -82,9 +83,9 @@ def check_fits(settings: ModelConfig, task: Task) -> int:
     The model is tried on three examples of the public test set, or on zeros if there is none. Text
     models read token ids and the others numbers, which a shape does not tell. Also refused: models
     that `check_model` refuses, outputs of another shape, an example that changes the outputs of
-    another, a forward that changes its own parameters or buffers, and random numbers outside
-    dropout layers of torch.nn. So are frozen parameters that differ each time the model is built:
-    they are not sent, as server and clients each build the model.
+    another, a forward that changes its own parameters or buffers or leaves something outside of
+    the model, and random numbers outside dropout layers of torch.nn. So are frozen parameters that
+    differ each time the model is built: they are not sent, as server and clients each build it.
     """
     name = settings.name
     reads_text = name == LSTM
@@ -153,6 +154,8 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         raise ValueError(
             f"model.name: {name} mixes the examples of a batch: none has a gradient of its own"
         )
+    with nothing_left(Trial(objective_of(model, _sums), inputs, inputs)):
+        model(inputs)
     try:
         with torch.enable_grad():
             torch.autograd.grad(model(inputs).sum(), trainable(model), allow_unused=True)
@@ -160,3 +163,8 @@ def _try_model(name: str, model: nn.Module, task: Task) -> None:
         raise ValueError(
             f"model.name: {name} has no gradient by its parameters: {error}"
         ) from error
+
+
+def _sums(outputs: Tensor, _: object) -> Tensor:
+    """A loss for models of any task."""
+    return outputs.flatten(1).sum(1)
