@@ -749,7 +749,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "what a client leaves in the attributes of a model stays there",
-        "training.local_training:put_back",
+        "training.local_training:rebound",
         lambda _: lambda modules: nullcontext(),
         "training/test_clients_apart.py::test_what_a_client_leaves_in_the_models_attributes_reaches_no_other",
     ),

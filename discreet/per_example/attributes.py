@@ -98,6 +98,13 @@ class Attributes:
             found |= {name for name in names if now.get(name, _held) is not before.get(name, _held)}
         return sorted(found)
 
+    def rebind(self) -> None:
+        """Gives each attribute the object that it had."""
+        for module, before in self._held:
+            if not _are_same(module.__dict__.values(), before.values()):
+                module.__dict__.clear()
+                module.__dict__.update(before)
+
     def put_back(self) -> None:
         """Restores the attributes of each module, and its hooks: a forward may install some at its
         first call, and note that in an attribute.
@@ -105,10 +112,7 @@ class Attributes:
         Raises:
           ValueError: an object that an attribute holds was written to. That can't be undone.
         """
-        for module, before in self._held:
-            if not _are_same(module.__dict__.values(), before.values()):
-                module.__dict__.clear()
-                module.__dict__.update(before)
+        self.rebind()
         for hooks, known in self._hooks:
             if hooks != known:
                 hooks.clear()
@@ -177,6 +181,17 @@ def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
                 (held.extend if isinstance(held, list | deque) else held.update)(copy)
         with torch.no_grad():
             before.put_back()
+
+
+@contextmanager
+def rebound(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A context in which parameters may be trained, and attributes be given other objects; at the
+    end they have those of the beginning."""
+    before = Attributes(modules)
+    try:
+        yield
+    finally:
+        before.rebind()
 
 
 def keeps(name: str) -> str:

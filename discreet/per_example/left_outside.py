@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
-from discreet.per_example.attributes import HOOKS, OF_MODULES, put_back
+from discreet.per_example.attributes import HOOKS, OF_MODULES, rebound
 from discreet.per_example.objective import Objective, count_of, rows_of
 from discreet.per_example.trial import KINDS, ROWS, Trial, same_chance
 
@@ -83,7 +83,7 @@ def _pass(trial: Trial, seed: int) -> bool:
             warnings.catch_warnings(action="ignore"),
             torch.enable_grad(),
             same_chance(trial.device),
-            put_back(objective.kept),
+            rebound(objective.kept),
         ):
             examples = trial.examples(seed, kind=kind)
             if trial.targets is trial.inputs:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from discreet.accounting.events import poisson_round_event
 from discreet.layers.draws import identified
 from discreet.models.models import flatten_parameters, load_parameters, masks_from, to_train
-from discreet.per_example.attributes import put_back
+from discreet.per_example.attributes import rebound
 from discreet.per_example.objective import Loss, trainable
 from discreet.per_example.per_example import check_finite
 from discreet.privacy.mechanisms import Gaussian
@@ -379,8 +379,7 @@ def local_update(
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(model)]
     interrupted = settings.failing == COUNTS_AS_ZERO
     # What the forward leaves in attributes must not reach the next client of this process.
-    alone = put_back(tuple(model.modules()))
-    with alone, suppress(*[TimeIsUp] * interrupted), masks_from(source, model):
+    with rebound(model.modules()), suppress(*[TimeIsUp] * interrupted), masks_from(source, model):
         if settings.example:
             dp_sgd(client, rows, [len(client.units)], settings)
         else:

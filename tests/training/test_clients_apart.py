@@ -49,6 +49,24 @@ class Elsewhere(InAttributes):
         return outputs
 
 
+class InAList(InAttributes):
+    """The same, in a list that is an attribute."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.means = [0.0]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.mean, self.calls = self.means[-1], len(self.means)
+        outputs = super().forward(inputs)
+        self.means.append(self.mean)
+        return outputs
+
+
+def in_a_list(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return InAList(input_shape[0], num_classes)
+
+
 def in_attributes(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return InAttributes(input_shape[0], num_classes)
 
@@ -83,7 +101,8 @@ def test_a_run_with_a_model_that_keeps_something_outside_of_itself_is_refused(
         "privacy.user.noise_multiplier=1",
     ]
     of = "model.name=tests.training.test_clients_apart:"
-    with pytest.raises(ConfigError, match="leaves something of its examples in KEPT"):
-        simulate(*load_asked([*words, f"{of}elsewhere", f"output_dir={tmp_path / 'run'}"]))
-    assert not (tmp_path / "run").exists()
+    for model, place in (("elsewhere", "KEPT"), ("in_a_list", "InAList.means")):
+        with pytest.raises(ConfigError, match=f"leaves something of its examples in {place}"):
+            simulate(*load_asked([*words, f"{of}{model}", f"output_dir={tmp_path / 'run'}"]))
+        assert not (tmp_path / "run").exists()
     simulate(*load_asked([*words, f"{of}in_attributes", f"output_dir={tmp_path / 'run'}"]))
