@@ -36,13 +36,16 @@ MARKS = (
 
 def _misreads(encoding: str, content: bytes) -> bool:
     """True if bytes are UTF-8 with letters beyond ASCII, which no text in another encoding is by
-    chance, and `encoding` is another one."""
+    chance, and `encoding` is another one; or if they are no UTF-16 or UTF-32, in which separators
+    have zero bytes, and `encoding` is."""
     try:
-        is_utf8 = codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+        name = codecs.lookup(encoding).name
         content.decode("utf-8")
     except (LookupError, ValueError):  # no name of an encoding, or no UTF-8
         return False
-    return not is_utf8 and not content.isascii()
+    if name.startswith(("utf-16", "utf-32")):
+        return b"\0" not in content
+    return name not in ("utf-8", "utf-8-sig") and not content.isascii()
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,11 @@ class CsvTable:
             text = content.decode(encoding)
             if "\0" not in text:
                 return text
+            if text.count("\0") < len(text) / 4:
+                line = text[: text.index("\0")].count("\n") + 1
+                raise FolderError(f"{self.path}, line {line} has a zero byte: it is damaged")
             other = "utf-16-le"
-        except (ValueError, LookupError):
+        except (UnicodeError, LookupError):
             pass
         if self.encoding is None:
             written = f'encoding = "{other}"'

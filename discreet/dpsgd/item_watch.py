@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from discreet.dpsgd.one_index import identity, is_of_datasets, selected_rows
+from discreet.dpsgd.own_example import Join, check_nothing_left
 from discreet.dpsgd.row_reads import TensorReads, held_by, table_reads
 from discreet.dpsgd.row_stand_ins import ROWS, rows_at, stripped
 
@@ -23,6 +24,7 @@ _FEWEST_ROWS = 16
 _SURE = 5  # items that follow a pattern, after which it is not by chance
 _ENOUGH = 64  # items by which a pattern is looked for
 _FEW = 64  # entries of a container that is looked into
+_FIRST_LOOK = 128  # items, after which it is looked again what they leave
 _TRIES = 8  # reads of two items, after which the same row is not by chance
 _SPLIT = "give each example one index, or name who owns each item (owners=)"
 
@@ -55,14 +57,16 @@ class ItemWatch:
     series, would count several times in a sum. It sees reads of the data set by itself, of data
     sets in its attributes, of pandas' tables and PyTorch's tensors that its methods can reach, and
     of lists, dictionaries and arrays in its attributes, also one level down. It does not see rows
-    that are read from files, nor what an item leaves for later ones (`own_example.py`).
+    that are read from files.
 
-    `owners`: the owner of each item; items of one owner may share rows.
+    `owners`: the owner of each item; items of one owner may share rows. `join`: makes a batch of
+    items, for looks at what they leave for later ones.
     """
 
     def __init__(self, dataset: Any, owners: Sequence[object] | None = None) -> None:
         self.dataset = dataset
         self.owners = owners
+        self.join: Join | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -72,12 +76,13 @@ class ItemWatch:
         # the replacement of each watched object, and the object
         self._stand_ins = dict[object, tuple[Any, Any]]()
         self._reads = 0
+        self._given = 0
         self._tensors = list[Tensor]()
         self._tables = list[Any]()
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that a worker gets: the classes made here can't be pickled."""
-        return {"dataset": self.dataset, "owners": self.owners}
+        return {"dataset": self.dataset, "owners": self.owners, "join": self.join}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -95,7 +100,15 @@ class ItemWatch:
             self._check_one_row(self._holders[key], rows, position)
         for key, rows in read.items():
             self._check_own_rows(key, rows, position)
+        self._look_again()
         return item
+
+    def _look_again(self) -> None:
+        """Looks for what items leave, ever more seldom: a warm-up may end amid a loop."""
+        self._given += 1
+        if self._given < _FIRST_LOOK or self._given & (self._given - 1) or self.join is None:
+            return
+        check_nothing_left(self.dataset, self.owners, self.join)
 
     def _read(self, position: int) -> Any:
         if self._reads in (0, 1, 2) or not self._reads & (self._reads - 1):

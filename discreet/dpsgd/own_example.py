@@ -30,6 +30,8 @@ _PAIRS = 8  # of items, one read before another one
 _REPETITIONS = 15
 _MOST_ENTRIES = 1024  # of a container that is copied
 _MOST_NUMBERS = 2**18  # of a tensor or an array that is copied: larger ones are rows
+_MOST_COPIED = 2**20  # numbers in all; the rest is shared
+_NUMBERS_OF_ENTRY = 64  # that take as long to copy as an entry of a container
 _DEPTH = 6
 _CONTAINERS = (list, tuple, dict, set, deque)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -189,6 +191,7 @@ class _Copy:
 
     def __init__(self, dataset: Any) -> None:
         self._made = dict[int, Any]()  # by the identity of the original
+        self._left = _MOST_COPIED
         self._numbers = list[Any]()  # its generators
         self._dataset = self._copied(dataset, 0)
 
@@ -219,18 +222,27 @@ class _Copy:
             self._numbers.append(deepcopy(value))
             return self._numbers[-1]
         if isinstance(value, Tensor):
-            return value.detach().clone() if value.numel() <= _MOST_NUMBERS else value
+            return value.detach().clone() if self._takes(value.numel()) else value
         if isinstance(value, np.ndarray):
-            return value.copy() if value.size <= _MOST_NUMBERS else value
+            return value.copy() if self._takes(value.size) else value
         if depth == _DEPTH:
             return value
         if kind is MethodType:
             return MethodType(value.__func__, self._copied(value.__self__, depth + 1))
         if kind in _CONTAINERS:
-            return self._entries(value, depth) if len(value) <= _MOST_ENTRIES else value
+            is_small = len(value) <= _MOST_ENTRIES
+            is_copied = is_small and self._takes(_NUMBERS_OF_ENTRY * len(value))
+            return self._entries(value, depth) if is_copied else value
         if not hasattr(value, "__dict__") or hasattr(kind, "__copy__"):
             return value
         return self._object(value, depth)
+
+    def _takes(self, numbers: int) -> bool:
+        """True if so much may be copied; then it counts."""
+        if numbers > min(_MOST_NUMBERS, self._left):
+            return False
+        self._left -= numbers
+        return True
 
     def _entries(self, value: Any, depth: int) -> Any:
         """A copy of a container and of what it holds."""

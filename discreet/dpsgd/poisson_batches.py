@@ -118,6 +118,7 @@ class ExampleReader:
             from discreet.dpsgd.own_example import check_nothing_left
 
             self._items.owners = owners
+            self._items.join = self._joined
             check_nothing_left(self.dataset, owners, self._joined)
 
     @property

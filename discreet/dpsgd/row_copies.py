@@ -19,7 +19,8 @@ def say_copies(tensors: Sequence[Tensor]) -> None:
     """Logs a warning if rows seem to be copies, in all tensors. Only float inputs are looked at:
     texts of a few words may well be equal."""
     inputs = tensors[0]
-    if not inputs.is_floating_point() or not 0 < inputs.numel() <= _MOST_NUMBERS:
+    are_plain = all(part.layout == torch.strided for part in tensors)
+    if not are_plain or not inputs.is_floating_point() or not 0 < inputs.numel() <= _MOST_NUMBERS:
         return
     flat = inputs.detach().cpu().reshape(len(inputs), -1)
     halves = [_hashes(flat[:, ::2]), _hashes(flat[:, 1::2])]
@@ -37,5 +38,7 @@ def say_copies(tensors: Sequence[Tensor]) -> None:
 
 def _hashes(values: Tensor) -> list[Hashable]:
     """A number for the values of each row, in which all its bytes count."""
-    rows = values.detach().cpu().reshape(len(values), -1).contiguous().view(torch.uint8).numpy()
-    return [hash(row.tobytes()) for row in rows]
+    rows = values.detach().cpu().reshape(len(values), -1)
+    # A copy, since one column of several has no rows of bytes.
+    as_bytes = rows.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()
+    return [hash(row.tobytes()) for row in as_bytes]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_NUMBERS = (bool, int, float, str)
+NUMBERS = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque)
 _MOST_ENTRIES = 2**12  # of a global container that is restored
 OF_MODULES = frozenset(nn.Module().__dict__)
@@ -154,11 +154,11 @@ def numbers_of(modules: Iterable[nn.Module]) -> list[object]:
         for name, value in (*module.__dict__.items(), *module._buffers.items()):
             if isinstance(value, Tensor):
                 found.append((name, id(value), value._version))
-            elif type(value) in _NUMBERS:
+            elif type(value) in NUMBERS:
                 found.append((name, value))
             elif hasattr(value, "__dict__") and name not in OF_MODULES:
                 held = vars(value).items()
-                found += [(key, inner) for key, inner in held if type(inner) in _NUMBERS]
+                found += [(key, inner) for key, inner in held if type(inner) in NUMBERS]
     return found
 
 

@@ -27,7 +27,8 @@ from discreet.per_example.objective import Objective, count_of, rows_of
 from discreet.per_example.trial import KINDS, ROWS, Trial, same_chance
 
 _MOST_ENTRIES = 1024  # of a container that is looked into
-_MOST_NUMBERS = 2**18  # of a tensor or an array whose values are compared
+_MOST_NUMBERS = 2**24  # of a tensor or an array whose values are compared
+_MOST_IN_ALL = 2**25
 _MOST_PLACES = 20_000
 _DEPTH = 8
 _SAID_DEPTH = 3
@@ -37,32 +38,40 @@ _SEQUENCES = (list, tuple, deque)
 _OF_CALLS = ("__self__", "__func__", "func", "args", "keywords")  # of methods and partials
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # What their objects hold is not the model's.
-_LIBRARIES = sys.stdlib_module_names - {"__main__", "types"} | {"torch", "numpy", "discreet"}
+_LIBRARIES = sys.stdlib_module_names - {"__main__", "types", "collections", "queue"}
+_LIBRARIES |= {"torch", "numpy", "discreet"}
 _missing = object()
 
 
 @contextmanager
 def nothing_left(trial: Trial) -> Iterator[None]:
-    """A context in which a trial runs. What its passes left is undone at the end.
-
-    Raises:
-      ValueError: passes with other examples leave something else. The message says where.
-    """
+    """A context in which a trial runs. What its passes left is undone at the end, and must not
+    depend on their examples, as `check_nothing_left` says."""
     memory = _Memory(trial.objective)
     try:
         yield
     finally:
         is_changed = memory.restore()
-    if not is_changed:
-        return
+    if is_changed:
+        _compare(trial, memory)
+
+
+def check_nothing_left(trial: Trial) -> None:
+    """Raises ValueError if passes with other examples leave something else; the message says where.
+    All that they leave is undone."""
+    _compare(trial, _Memory(trial.objective))
+
+
+def _compare(trial: Trial, memory: _Memory) -> None:
     found = []
-    for seed in (0, 1):
-        if not _pass(trial, seed):
-            return
+    for seed in (0, 0, 1):
+        is_run = _pass(trial, seed)
         found.append(memory.said())
         memory.restore()
-    for one, other in zip(*found, strict=True):
-        if one != other:
+        if not is_run:
+            return
+    for one, again, other in zip(*found, strict=True):
+        if one == again != other:  # not a time, which differs always
             raise ValueError(
                 f"the model's forward or the loss leaves something of its examples in {one[0]}: it "
                 "would reach steps in which they are absent, neither clipped nor noised. Take out "
@@ -111,12 +120,18 @@ class _Memory:
     def __init__(self, objective: Objective) -> None:
         self._places = list[_Place]()
         self._modules = {id(module) for module in objective.kept}
+        self._numbers = 0  # in its tensors and arrays
         self._seen = dict[int, Any]()  # holds the objects, so that no others have their identities
+        # Those of the model must not change in a pass anyway.
+        of_model = {id(module) for module in objective.modules}
         self._walk("the loss", objective.loss, 0)
         for module in objective.kept:
             name = type(module).__name__
             for key, value in module.__dict__.items():
                 if key not in OF_MODULES:
+                    self._walk(f"{name}.{key}", value, 0)
+            if id(module) not in of_model:
+                for key, value in module._buffers.items():
                     self._walk(f"{name}.{key}", value, 0)
             for key in HOOKS:
                 for hook in module.__dict__.get(key, {}).values():
@@ -157,7 +172,7 @@ class _Memory:
             self._walk_function(name, value, depth)
         elif isinstance(value, type):
             self._walk_class(name, value, depth)
-        elif hasattr(value, "__dict__") and not _is_of_library(kind):
+        elif not _is_of_library(kind) and (hasattr(value, "__dict__") or _attributes_of(value)):
             self._walk_object(name, value, depth)
 
     def _hold_numbers(self, name: str, value: Any) -> None:
@@ -166,7 +181,9 @@ class _Memory:
                 value[...] = before
 
         is_tensor = isinstance(value, Tensor)
-        if (value.numel() if is_tensor else value.size) <= _MOST_NUMBERS:
+        size = value.numel() if is_tensor else value.size
+        if size <= min(_MOST_NUMBERS, _MOST_IN_ALL - self._numbers):
+            self._numbers += size
             self._hold(name, lambda: value.detach().clone() if is_tensor else value.copy(), write)
 
     def _walk_container(self, name: str, value: Any, depth: int) -> None:
@@ -223,14 +240,27 @@ class _Memory:
 
     def _walk_object(self, name: str, value: Any, depth: int) -> None:
         def write(before: dict[str, Any]) -> None:
-            vars(value).clear()
-            vars(value).update(before)
+            for key in _attributes_of(value).keys() - before.keys():
+                object.__delattr__(value, key)
+            for key, held in before.items():
+                object.__setattr__(value, key, held)
 
-        self._hold(name, lambda: dict(vars(value)), write)
-        for key, held in vars(value).items():
+        self._hold(name, partial(_attributes_of, value), write)
+        for key, held in _attributes_of(value).items():
             self._walk(f"{name}.{key}", held, depth + 1)
         if not isinstance(value, FunctionType):
             self._walk(type(value).__name__, type(value), depth + 1)
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object by name, also those in slots."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
 
 
 def _is_of_library(value: Any) -> bool:
@@ -267,9 +297,9 @@ def _said(value: Any, depth: int = 0) -> object:
     if type(value) is set:
         return kind, sorted(map(repr, value))
     is_known = isinstance(value, nn.Module | ModuleType | type | FunctionType)
-    if is_known or not hasattr(value, "__dict__") or _is_of_library(type(value)):
+    if is_known or _is_of_library(type(value)):
         return kind
-    return kind, _said(dict(vars(value)), depth + 1)
+    return kind, _said(_attributes_of(value), depth + 1)
 
 
 def _bytes_of(value: Tensor) -> object:

@@ -28,7 +28,7 @@ from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Term, floats_at_once, total_mass, without
 from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
-from discreet.per_example.attributes import HOOKS, numbers_of
+from discreet.per_example.attributes import HOOKS, NUMBERS, numbers_of
 from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.objective import (
     LOSS_SCALE,
@@ -53,6 +53,8 @@ _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they must be built: 256 MB of float32.
 _BUILT_FLOATS = 2**26
 _FEW = 4  # with fewer examples, one of them might decide if a step is an error
+_KEEP_NOTHING = ("torch.", "discreet.")
+_MOST_TURNS = 64  # of numbers, such as an epoch's, after each of which it is looked what stays
 _MOST_CHANGES = 3  # of a model's numbers: one that counts its steps is not tried at each
 
 
@@ -65,6 +67,9 @@ class _Tried:
       reason: why examples can't run side by side, or "".
       losses: those with which the model was tried.
       changes: how often the numbers have changed on which answers depend.
+      steps: how many sums have been made.
+      numbers: those on which it may depend what a pass leaves.
+      turns: how often they have changed.
     """
 
     state: object
@@ -72,6 +77,9 @@ class _Tried:
     questions: Questions
     losses: list[ref[Loss]]
     changes: int = 0
+    steps: int = 0
+    numbers: object = None
+    turns: int = 0
 
 
 class Found(NamedTuple):
@@ -345,6 +353,8 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
             check_loss(trial, outputs)
             with suppress(TypeError):  # a loss without weak references is tried at each step
                 losses.append(ref(loss))
+    if _may_keep(objective):
+        _look_again(known, trial)
     if known.questions.settled and known.questions.numbers != numbers_of(objective.modules):
         known.changes += 1
         if known.changes > _MOST_CHANGES:
@@ -355,17 +365,42 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
 
 
 def _restored(trial: Trial) -> AbstractContextManager[Any]:
-    """A context in which nothing may stay of the examples of a trial. Layers and losses of PyTorch
-    and Discreet keep nothing."""
-    objective = trial.objective
-    kinds = {type(module).__module__.split(".")[0] for module in objective.modules}
-    added = ("forward", *HOOKS)
-    is_changed = any(part.__dict__.get(name) for part in objective.modules for name in added)
-    if kinds <= {"torch", "discreet"} and objective.is_own_loss and not is_changed:
+    """A context in which nothing may stay of the examples of a trial."""
+    if not _may_keep(trial.objective):
         return nullcontext()
     from discreet.per_example.left_outside import nothing_left
 
     return nothing_left(trial)
+
+
+def _may_keep(objective: Objective) -> bool:
+    """False for layers and losses of PyTorch and Discreet, which keep nothing."""
+    if not objective.is_own_loss:
+        return True
+    for part in objective.modules:
+        home = type(part).__module__
+        if not home.startswith(_KEEP_NOTHING) or "forward" in part.__dict__:
+            return True
+        if any(part.__dict__[name] for name in HOOKS):
+            return True
+    return False
+
+
+def _look_again(known: _Tried, trial: Trial) -> None:
+    """Looks for what a forward or a loss leaves when numbers have changed that a warm-up may wait
+    for, and ever more seldom: at the steps 1, 2, 4, 8 and so on."""
+    objective = trial.objective
+    loss = getattr(objective.loss, "__dict__", {}).items()
+    numbers = numbers_of(objective.kept), [each for each in loss if type(each[1]) in NUMBERS]
+    known.steps += 1
+    has_changed = known.steps > 1 and numbers != known.numbers
+    known.numbers = numbers
+    known.turns += has_changed
+    is_due = known.steps > 1 and not known.steps & (known.steps - 1)
+    if is_due or (has_changed and known.turns <= _MOST_TURNS):
+        from discreet.per_example.left_outside import check_nothing_left
+
+        check_nothing_left(trial)
 
 
 def _built(

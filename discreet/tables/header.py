@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from discreet.data.csv_table import CsvTable
 from discreet.data.targets import FolderError
+from discreet.settings.rules import brief
 
 
 def names_in(table: CsvTable) -> list[str]:
@@ -11,7 +12,7 @@ def names_in(table: CsvTable) -> list[str]:
     names = table.header()
     if len(names) == 1:
         raise FolderError(
-            f"{table.path} has one column, {names[0]}. If another sign than , ; | or a tab "
+            f"{table.path} has one column, {brief(names[0])}. If another sign than , ; | or a tab "
             "separates the columns, give it with --separator. Remove lines above the header"
         )
     return names
@@ -21,5 +22,5 @@ def column_place(name: str, table: CsvTable) -> int:
     """The place of a column. FolderError: there is none of this name."""
     names = names_in(table)
     if name not in names:
-        raise FolderError(f"{table.path} has no column {name}; there are {', '.join(names)}")
+        raise FolderError(f"{table.path} has no column {name}; there are {brief(', '.join(names))}")
     return names.index(name)

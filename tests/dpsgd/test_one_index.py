@@ -207,6 +207,11 @@ def test_rows_that_may_be_copies_are_told(
     loop(TensorDataset(torch.cat([once, once[10:25]]), torch.cat([Y, (Y[10:25] + 1) % 3])))
     loop(TensorDataset((X > 0).to(kind), Y))  # equal by chance
     assert "repeat" not in caplog.text
+    for inputs in (X[:, 0], X[:, :1], X[:, :1].double()):  # one column has no second half
+        model = nn.Linear(1, 3, dtype=inputs.dtype)
+        loop(TensorDataset(inputs.contiguous().reshape(-1, 1), Y), model)
+        loop(TensorDataset(inputs, Y), nn.Sequential(nn.Unflatten(0, (-1, 1)), model))
+    assert "repeat" not in caplog.text
 
 
 MEANS, WORDS = torch.randn(6, generator=DRAWS), [f"word {place}" for place in range(500)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from tests.dpsgd.loops import COUNTED, SIZE, private, run
 from tests.node.clients import linear
@@ -122,6 +122,28 @@ KEPT = {
 def test_a_data_set_whose_items_depend_on_those_read_before_is_refused(made: Any) -> None:
     with pytest.raises(ValueError, match=r"^dataset: an item depends on those read before"):
         private(linear(), dataset=made())
+
+
+class Later(RunningMean):
+    """It begins after 150 reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def made(self, row: Tensor) -> Tensor:
+        self.reads += 1
+        changed = super().made(row)
+        return changed if self.reads > 150 else row
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mean_that_is_used_only_later_is_refused_then(workers: int) -> None:
+    data = DataLoader(Later(), SIZE, num_workers=workers)
+    loop = private(linear(), dataset=data, batch_size=SIZE, epochs=10)
+    with pytest.raises(ValueError, match="an item depends on those read before"):
+        run(loop)
+    assert 4 < loop.steps_taken < 10
 
 
 def test_owners_do_not_make_up_for_it() -> None:

@@ -3,8 +3,10 @@ it uses that only much later."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -126,7 +128,40 @@ def in_a_global_array() -> Kept:
     return lambda: [*GLOBAL_ARRAY], write
 
 
+class Slots:
+    __slots__ = ("kept",)
+
+
+def in_slots() -> Kept:
+    held = Slots()
+    held.kept = [0.0, 0.0]
+    return lambda: held.kept, lambda new: setattr(held, "kept", new)
+
+
+def in_a_queue_of_threads() -> Kept:
+    held = Queue[list[float]]()
+    held.put([0.0, 0.0])
+
+    def write(new: list[float]) -> None:
+        held.get()
+        held.put(new)
+
+    return lambda: held.queue[0], write
+
+
+def in_a_large_tensor() -> Kept:
+    held = torch.zeros(2**20)
+
+    def write(new: list[float]) -> None:
+        held[:2] = torch.tensor(new)
+
+    return lambda: held[:2].tolist(), write
+
+
 PLACES = [
+    in_slots,
+    in_a_queue_of_threads,
+    in_a_large_tensor,
     in_a_helper,
     in_a_namespace,
     two_levels_down,
@@ -205,6 +240,74 @@ def test_what_a_hook_keeps_is_refused() -> None:
     model[0].register_forward_hook(keep)
     with pytest.raises(ValueError, match="leaves something of its examples in kept"):
         clipped(model)
+
+
+class WarmUp:
+    """It begins to keep a mean when it is told an epoch, or after some calls."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.kept = SimpleNamespace(calls=0, mean=0.0)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = functional.cross_entropy(outputs, targets, reduction="none")
+        self.kept.calls += 1
+        if self.epoch > 0 or self.kept.calls > 100:
+            self.kept.mean += float(losses.detach().mean())
+        return losses
+
+
+def test_what_a_loss_keeps_from_an_epoch_on_is_refused_at_its_first_step() -> None:
+    loss, model = WarmUp(), nn.Linear(6, 3)
+    for _ in range(3):
+        clipped(model, loss)
+    loss.epoch = 1
+    with pytest.raises(ValueError, match="leaves something of its examples in the loss"):
+        clipped(model, loss)
+
+
+def test_what_a_loss_keeps_after_some_sums_is_refused_before_as_many_more() -> None:
+    loss, model = WarmUp(), nn.Linear(6, 3)
+    begun = None
+    for done in range(1, 200):
+        try:
+            clipped(model, loss)
+        except ValueError as error:
+            assert "leaves something of its examples in the loss" in str(error)
+            break
+        if begun is None and loss.kept.mean:
+            begun = done
+    assert begun is not None
+    assert begun < done <= 2 * begun
+
+
+def test_a_buffer_of_a_loss_is_a_place_too() -> None:
+    class Centres(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("centre", torch.zeros(3))
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            self.get_buffer("centre").add_(outputs.detach().mean(0))
+            return functional.cross_entropy(outputs, targets, reduction="none")
+
+    with pytest.raises(ValueError, match=r"Centres\.centre"):
+        clipped(nn.Linear(6, 3), Centres())
+
+
+def test_a_time_that_a_loss_adds_up_is_nothing_of_the_examples() -> None:
+    spent = {"seconds": 0.0}
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        started = time.perf_counter()
+        losses = functional.cross_entropy(outputs, targets, reduction="none")
+        spent["seconds"] += time.perf_counter() - started
+        return losses
+
+    model = nn.Linear(6, 3)
+    for _ in range(5):
+        clipped(model, loss)
+    assert spent["seconds"] > 0
 
 
 class Counting(nn.Module):

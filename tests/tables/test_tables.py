@@ -193,6 +193,7 @@ def checked(folder: Path, content: bytes | str, *words: str) -> int:
         (PLAIN.replace("dose", "age") + MESSY[0], "'age' occurs twice: rename one"),
         (b"PK\x03\x04zip", "save it as CSV (UTF-8)"),
         ((PLAIN + MESSY[0]).encode("utf-16-le"), 'write encoding = "utf-16-le" in data.toml'),
+        ((PLAIN + "P\0;1;2;3;a").encode(), "has a zero byte: it is damaged"),
         ((PLAIN + "P\xfc;1;2;3;a").encode("cp1252"), "--encoding with `discreet"),
     ],
 )
@@ -213,6 +214,17 @@ def test_a_target_of_numbers_with_another_cell_is_told_and_is_no_list_of_classes
     assert checked(tmp_path, PLAIN + "\n".join(rows)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "column out has" in line
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_utf_8_read_as_utf_16_shows_nothing_of_the_table(
+    encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = PLAIN + "\n".join(MESSY)
+    for text in (rows, rows + "    "[: -len(rows) % 4]):
+        assert checked(tmp_path, text, "--encoding", encoding) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"UTF-8, and not {encoding}" in line
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
