@@ -54,6 +54,8 @@ def copies_hint(
         return ""
     names = [*(column.in_file for column in description.columns), str(description.target)]
     columns = [[str(cell).strip() for cell in table[name]] for name in names if name in table]
+    # Each half has columns that tell people apart.
+    columns.sort(key=lambda cells: len(set(cells)), reverse=True)
     rows = list(zip(*columns, strict=True))
     found = repeated_rows([row[::2] for row in rows], [row[1::2] for row in rows])
     if found is None:
