@@ -82,16 +82,17 @@ class CsvTable:
                 "data split` writes is UTF-8)"
             )
         other = "cp1252"
-        try:
+        text = None
+        with suppress(ValueError, LookupError):
             text = content.decode(encoding)
-            if "\0" not in text:
+        if text is not None:
+            zeros = text.count("\0")
+            if not zeros:
                 return text
-            if text.count("\0") < len(text) / 4:
+            if zeros < len(text) / 4:
                 line = text[: text.index("\0")].count("\n") + 1
                 raise FolderError(f"{self.path}, line {line} has a zero byte: it is damaged")
             other = "utf-16-le"
-        except (UnicodeError, LookupError):
-            pass
         if self.encoding is None:
             written = f'encoding = "{other}"'
         else:

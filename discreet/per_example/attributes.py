@@ -99,20 +99,12 @@ class Attributes:
         return sorted(found)
 
     def rebind(self) -> None:
-        """Gives each attribute the object that it had."""
+        """Gives each attribute the object that it had, and each module its hooks: a forward may
+        install some at its first call, and note that in an attribute."""
         for module, before in self._held:
             if not _are_same(module.__dict__.values(), before.values()):
                 module.__dict__.clear()
                 module.__dict__.update(before)
-
-    def put_back(self) -> None:
-        """Restores the attributes of each module, and its hooks: a forward may install some at its
-        first call, and note that in an attribute.
-
-        Raises:
-          ValueError: an object that an attribute holds was written to. That can't be undone.
-        """
-        self.rebind()
         for hooks, known in self._hooks:
             if hooks != known:
                 hooks.clear()
@@ -120,6 +112,14 @@ class Attributes:
         if any(self._no_hooks):
             for hooks in self._no_hooks:
                 hooks.clear()
+
+    def put_back(self) -> None:
+        """Restores the attributes of each module, and its hooks.
+
+        Raises:
+          ValueError: an object that an attribute holds was written to. That can't be undone.
+        """
+        self.rebind()
         for module, name, look in self._looks:
             if not look():
                 raise ValueError(keeps(f"{type(module).__name__}.{name}"))

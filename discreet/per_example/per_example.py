@@ -54,6 +54,7 @@ _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 _BUILT_FLOATS = 2**26
 _FEW = 4  # with fewer examples, one of them might decide if a step is an error
 _KEEP_NOTHING = ("torch.", "discreet.")
+_FIRST_LOOK = 8  # sums, after which it is looked again what a pass leaves
 _MOST_TURNS = 64  # of numbers, such as an epoch's, after each of which it is looked what stays
 _MOST_CHANGES = 3  # of a model's numbers: one that counts its steps is not tried at each
 
@@ -388,7 +389,7 @@ def _may_keep(objective: Objective) -> bool:
 
 def _look_again(known: _Tried, trial: Trial) -> None:
     """Looks for what a forward or a loss leaves when numbers have changed that a warm-up may wait
-    for, and ever more seldom: at the steps 1, 2, 4, 8 and so on."""
+    for, and ever more seldom: at the steps 8, 16, 32 and so on."""
     objective = trial.objective
     loss = getattr(objective.loss, "__dict__", {}).items()
     numbers = numbers_of(objective.kept), [each for each in loss if type(each[1]) in NUMBERS]
@@ -396,7 +397,7 @@ def _look_again(known: _Tried, trial: Trial) -> None:
     has_changed = known.steps > 1 and numbers != known.numbers
     known.numbers = numbers
     known.turns += has_changed
-    is_due = known.steps > 1 and not known.steps & (known.steps - 1)
+    is_due = known.steps >= _FIRST_LOOK and not known.steps & (known.steps - 1)
     if is_due or (has_changed and known.turns <= _MOST_TURNS):
         from discreet.per_example.left_outside import check_nothing_left
 
