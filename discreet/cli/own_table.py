@@ -188,7 +188,7 @@ def _say_cells(file: Path, write: bool) -> None:
     from discreet.data.folder import csv_table, opened
     from discreet.tables.cell_counts import cell_counts, readings_of
     from discreet.tables.completion import completed
-    from discreet.tables.hints import copies_hint, hints
+    from discreet.tables.hints import hints
 
     folder = file.parent
     path = folder / DESCRIPTION
@@ -217,8 +217,5 @@ def _say_cells(file: Path, write: bool) -> None:
         for line in each.lines(table.place_of):
             print(line)
     if not any(each.wrong for each in counts):
-        for hint in hints(description, cells, readings):
+        for hint in hints(description, cells, readings, table.place_of):
             print(hint)
-        copies = copies_hint(description, cells, table.place_of)
-        if copies:
-            print(copies)

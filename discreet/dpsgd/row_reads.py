@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from discreet.dpsgd.row_stand_ins import array_noting
 from discreet.layers.functions import called_inside, function_of, words
 from discreet.layers.refusals import CONFUSED
+from discreet.per_example.left_outside import names_in
 
 Noted = Callable[..., None]  # the holder's key, an index of its rows, and its length
 # Functions whose results are some of the rows, and those that read nothing or keep all rows apart.
@@ -70,13 +71,8 @@ def _inner(value: Any) -> list[Any]:
 
 def _used_by(function: FunctionType) -> list[Any]:
     """The values of a function's closure, and of the global names in its code."""
-    names = set[str]()
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-    found = [function.__globals__[name] for name in names if name in function.__globals__]
+    names = function.__globals__
+    found = [names[name] for name in names_in(function.__code__) if name in names]
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # an empty cell
             found.append(cell.cell_contents)

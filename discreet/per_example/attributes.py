@@ -21,6 +21,9 @@ NUMBERS = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque)
 _MOST_ENTRIES = 2**12  # of a global container that is restored
 OF_MODULES = frozenset(nn.Module().__dict__)
+_NO_NUMBERS = OF_MODULES - {
+    name for name, value in nn.Module().__dict__.items() if type(value) in NUMBERS
+}
 HOOKS = frozenset(name for name in nn.Module().__dict__ if "hooks" in name)
 
 
@@ -150,13 +153,16 @@ def numbers_of(modules: Iterable[nn.Module]) -> list[object]:
     attributes of modules, and in objects that are attributes, such as settings; tensors by their
     versions."""
     found = list[object]()
+    seen = set[int]()  # objects that several modules share
     for module in modules:
-        for name, value in (*module.__dict__.items(), *module._buffers.items()):
+        own = [each for each in module.__dict__.items() if each[0] not in _NO_NUMBERS]
+        for name, value in (*own, *module._buffers.items()):
             if isinstance(value, Tensor):
                 found.append((name, id(value), value._version))
             elif type(value) in NUMBERS:
                 found.append((name, value))
-            elif hasattr(value, "__dict__") and name not in OF_MODULES:
+            elif hasattr(value, "__dict__") and id(value) not in seen:
+                seen.add(id(value))
                 held = vars(value).items()
                 found += [(key, inner) for key, inner in held if type(inner) in NUMBERS]
     return found

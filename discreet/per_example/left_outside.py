@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
 from discreet.per_example.attributes import HOOKS, OF_MODULES, rebound
-from discreet.per_example.objective import Objective, count_of, rows_of
-from discreet.per_example.trial import KINDS, ROWS, Trial, same_chance
+from discreet.per_example.objective import Objective
+from discreet.per_example.trial import KINDS, Trial, same_chance
 
 _MOST_ENTRIES = 1024  # of a container that is looked into
 _MOST_NUMBERS = 2**24  # of a tensor or an array whose values are compared
@@ -40,7 +40,6 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # What their objects hold is not the model's.
 _LIBRARIES = sys.stdlib_module_names - {"__main__", "types", "collections", "queue"}
 _LIBRARIES |= {"torch", "numpy", "discreet"}
-_missing = object()
 
 
 @contextmanager
@@ -80,12 +79,9 @@ def _compare(trial: Trial, memory: _Memory) -> None:
 
 
 def _pass(trial: Trial, seed: int) -> bool:
-    """Runs the model and the loss on made-up examples, others for each seed, with the same random
-    numbers. False if they can't be run."""
+    """Runs the model and the loss on made-up examples and targets, others for each seed, with the
+    same random numbers. False if they can't be run."""
     objective = trial.objective
-    last = count_of(trial.targets) - 1
-    # other targets for each seed
-    places = torch.linspace(0, last, ROWS).long() * (1 - seed)
     for kind in KINDS:
         with (
             suppress(*CONFUSED),
@@ -95,10 +91,7 @@ def _pass(trial: Trial, seed: int) -> bool:
             rebound(objective.kept),
         ):
             examples = trial.examples(seed, kind=kind)
-            if trial.targets is trial.inputs:
-                targets = examples
-            else:
-                targets = rows_of(trial.targets, places)
+            targets = trial.targets_of(examples, of_one=seed > 0)
             objective.losses(objective.outputs(examples), targets)
             return True
     return False
@@ -165,9 +158,8 @@ class _Memory:
         elif kind in (*_MAPPINGS, *_SEQUENCES, set):
             self._walk_container(name, value, depth)
         elif isinstance(value, MethodType | partial):
-            parts = (getattr(value, part, None) for part in _OF_CALLS)
-            for part in parts:
-                self._walk(name, part, depth + 1)
+            for part in _OF_CALLS:
+                self._walk(name, getattr(value, part, None), depth + 1)
         elif isinstance(value, FunctionType):
             self._walk_function(name, value, depth)
         elif isinstance(value, type):
@@ -214,7 +206,7 @@ class _Memory:
                     partial(getattr, cell, "cell_contents"),
                     partial(setattr, cell, "cell_contents"),
                 )
-        for variable in _names_in(code):
+        for variable in names_in(code):
             if variable in function.__globals__:
                 self._walk_global(variable, function.__globals__, depth)
 
@@ -267,12 +259,12 @@ def _is_of_library(value: Any) -> bool:
     return str(value.__module__).split(".")[0] in _LIBRARIES
 
 
-def _names_in(code: CodeType) -> set[str]:
+def names_in(code: CodeType) -> set[str]:
     """The names in a function's code and in the functions that it makes."""
     found = set(code.co_names)
     for each in code.co_consts:
         if isinstance(each, CodeType):
-            found |= _names_in(each)
+            found |= names_in(each)
     return found
 
 
@@ -287,7 +279,7 @@ def _said(value: Any, depth: int = 0) -> object:
     if isinstance(value, Tensor):
         return kind, tuple(value.shape), _bytes_of(value)
     if isinstance(value, np.ndarray | np.generic):
-        return kind, value.shape, repr(value.tolist()) if value.size <= _MOST_NUMBERS else ""
+        return kind, value.shape, _bytes_of_array(value)
     if depth == _SAID_DEPTH:
         return kind
     if type(value) in _MAPPINGS:
@@ -308,3 +300,11 @@ def _bytes_of(value: Tensor) -> object:
     with suppress(*CONFUSED):  # a batched tensor of vmap
         return hash(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return None
+
+
+def _bytes_of_array(value: np.ndarray[Any, Any] | np.generic) -> object:
+    if value.size > _MOST_NUMBERS:
+        return None
+    if value.dtype.hasobject:
+        return repr(value.tolist())
+    return hash(value.tobytes())

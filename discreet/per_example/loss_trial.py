@@ -54,11 +54,7 @@ _MIXES = (
 def _try_with_model(trial: Trial) -> None:
     objective = trial.objective
     examples = trial.examples()
-    if trial.targets is trial.inputs:
-        wanted = examples
-    else:
-        places = torch.linspace(0, count_of(trial.targets) - 1, ROWS).long()
-        wanted = rows_of(trial.targets, places)
+    wanted = trial.targets_of(examples)
 
     def losses(some: slice) -> Tensor:
         given = rows_of(examples, some)

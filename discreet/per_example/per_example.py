@@ -379,11 +379,12 @@ def _may_keep(objective: Objective) -> bool:
     if not objective.is_own_loss:
         return True
     for part in objective.modules:
-        home = type(part).__module__
-        if not home.startswith(_KEEP_NOTHING) or "forward" in part.__dict__:
+        own = part.__dict__
+        if not type(part).__module__.startswith(_KEEP_NOTHING) or "forward" in own:
             return True
-        if any(part.__dict__[name] for name in HOOKS):
-            return True
+        for name in HOOKS:  # in each step, so without a generator for each module
+            if own[name]:
+                return True
     return False
 
 

@@ -41,7 +41,7 @@ from discreet.layers.model_state import tensors_of, writes
 from discreet.layers.refusals import CONFUSED, place
 from discreet.per_example.attributes import Attributes, keeps, put_back
 from discreet.per_example.graphs import Graphs
-from discreet.per_example.objective import Objective, Tree, mapped, with_floats
+from discreet.per_example.objective import Objective, Tree, count_of, mapped, rows_of, with_floats
 
 # largest difference by rounding, as a share of the largest value
 _AGREEMENT = 1e-3  # between different kernels
@@ -74,6 +74,13 @@ class Trial:
     def examples(self, seed: int = 0, *, kind: int = 0) -> Tree:
         """`ROWS` made-up examples."""
         return made_up(self.objective.model, self.inputs, ROWS, seed, kind=kind)
+
+    def targets_of(self, examples: Tree, *, of_one: bool = False) -> Tree:
+        """Targets for made-up examples: some of those given, or, `of_one`, the first for all."""
+        if self.targets is self.inputs:
+            return examples
+        last = 0 if of_one else count_of(self.targets) - 1
+        return rows_of(self.targets, torch.linspace(0, last, ROWS).long())
 
 
 def check_layers(model: nn.Module) -> None:

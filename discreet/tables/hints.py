@@ -23,9 +23,10 @@ def hints(
     description: DataDescription,
     table: Mapping[str, Sequence[Any]],
     readings: Mapping[str, Reading],
+    place_of: Callable[[int], str],
 ) -> Iterator[str]:
-    """A sentence on each column of which there is one. `table`: the cells by column of the file.
-    `readings`: as `readings_of` has them."""
+    """A sentence on each column of which there is one, and on copies. `table`: the cells by column
+    of the file. `readings`: as `readings_of` has them. `place_of`: the words for a row."""
     classes = _classes(description, table)
     for column in description.columns:
         cells = table[column.in_file]
@@ -41,17 +42,17 @@ def hints(
                 f"{column.name} alone separates {description.target}, which is too good to be "
                 "true: is it written after the outcome is known?"
             )
+    yield from _copies(description, table, place_of)
 
 
-def copies_hint(
+def _copies(
     description: DataDescription,
     table: Mapping[str, Sequence[Any]],
     place_of: Callable[[int], str],
-) -> str:
-    """A sentence on rows of a table without owners that may be copies; else nothing. `place_of`:
-    the words for a row."""
+) -> Iterator[str]:
+    """A sentence on rows of a table without owners that may be copies."""
     if description.owner is not None:
-        return ""
+        return
     names = [*(column.in_file for column in description.columns), str(description.target)]
     columns = [[str(cell).strip() for cell in table[name]] for name in names if name in table]
     # Each half has columns that tell people apart.
@@ -59,9 +60,9 @@ def copies_hint(
     rows = list(zip(*columns, strict=True))
     found = repeated_rows([row[::2] for row in rows], [row[1::2] for row in rows])
     if found is None:
-        return ""
+        return
     earlier, later, copies = found
-    return (
+    yield (
         f"{place_of(earlier)} and {place_of(later)} are equal, and {copies} rows in all repeat an "
         "earlier one. If they are copies (an export that was appended twice, oversampling), a "
         "person counts several times: take them out, or name the owner"
