@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -9,7 +10,6 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, TextIO
 
 LOG_FORMATS = ("text", "json")
@@ -72,19 +72,42 @@ def log_to(stream: TextIO, *, log_format: str | None = None, name: str = "discre
     chosen = log_format or os.environ.get(LOG_FORMAT_VARIABLE) or "text"
     if chosen not in LOG_FORMATS:
         raise ValueError(f"log_format must be one of {', '.join(LOG_FORMATS)} (got {chosen})")
-    handler = logging.StreamHandler(stream)
+    handler = _Lines(stream)
     if chosen == "json":
         handler.format = json_line  # type: ignore[method-assign]
-    handler.handleError = partial(_handle_error, handler)  # type: ignore[method-assign]
     logger = logging.getLogger(name)
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
 
-def _handle_error(handler: logging.Handler, record: logging.LogRecord) -> None:
-    error = sys.exception()
-    if isinstance(error, BrokenPipeError):
-        # nobody reads: logging would print a traceback for this line and for each that follows
-        raise error
-    logging.Handler.handleError(handler, record)
+class _Lines(logging.StreamHandler[TextIO]):
+    """Writes the log's lines to a stream whose reader or terminal may go away."""
+
+    _handled: BaseException | None = None  # what was being handled when the line was to be written
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._handled = sys.exception()
+        super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (of logging)
+        error = sys.exception()
+        assert error is not None
+        raise_interrupt_behind(error, after=self._handled)
+        if isinstance(error, BrokenPipeError):
+            # nobody reads: logging would print a traceback for this line and for each that follows
+            raise error
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            return  # the terminal is gone, and the traceback would be written to it
+        super().handleError(record)
+
+
+def raise_interrupt_behind(error: BaseException, *, after: BaseException | None = None) -> None:
+    """Raises the KeyboardInterrupt during which an error was raised, if there is one and it came
+    after another exception. The loss of a terminal is a signal, which interrupts a line's display,
+    and then an error of the display's clean-up."""
+    before: BaseException | None = error
+    while before is not None and before is not after:
+        if isinstance(before, KeyboardInterrupt):
+            raise before
+        before = before.__context__

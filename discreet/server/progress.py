@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress as Display
 from rich.progress import TextColumn, TimeRemainingColumn
 
+from discreet.logs import raise_interrupt_behind
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 
 Reply = TypeVar("Reply")
@@ -103,5 +104,6 @@ class Progress:
         )
         try:
             self._display.refresh()
-        except OSError:
+        except OSError as error:
+            raise_interrupt_behind(error)
             self._display.disable = True  # the terminal is gone

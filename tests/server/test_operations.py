@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import json
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from rich.ansi import AnsiDecoder
+from rich.console import Console
 
 from discreet.cli.status import status_facts, status_lines
 from discreet.deployment.flower_home import free_port
@@ -237,3 +240,60 @@ def test_the_line_of_progress_counts_clients_of_every_kind() -> None:
     assert all(
         word in stream.getvalue() for word in ("round 6/10", "25/50 clients", "clients/s", "left")
     )
+
+
+class LostTerminal(Terminal):
+    """As one whose loss interrupts what is written just then, and all later writing fails."""
+
+    lost = False
+
+    def write(self, text: str) -> int:
+        if self.lost:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("interrupted", ["a line of the log", "the display"])
+def test_a_signal_is_not_hidden_by_the_loss_of_the_terminal_that_it_tells(
+    interrupted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = LostTerminal()
+    log_to(stream)
+
+    def ask(*_: object) -> None:
+        stream.lost = True
+        raise KeyboardInterrupt("the signal")
+
+    where = AnsiDecoder.decode_line if interrupted == "a line of the log" else Console.render
+    progress = Progress(stream, 10, clock=itertools.count(0, 10).__next__)
+
+    def write() -> None:
+        with progress.shown(4):
+            monkeypatch.setattr(where.__module__ + "." + where.__qualname__, ask)
+            if interrupted == "a line of the log":
+                logging.getLogger("discreet").info("one line")
+            else:
+                [*progress.counted([Failure(3, "late", "")], cohort=50)]
+            raise AssertionError("the run goes on")
+
+    with pytest.raises((KeyboardInterrupt, OSError)) as ended:
+        write()
+    error: BaseException | None = ended.value
+    while not isinstance(error, KeyboardInterrupt):
+        assert error is not None
+        error = error.__context__
+
+
+def test_a_log_whose_terminal_is_gone_stays_quiet_and_the_run_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = LostTerminal()
+    log_to(stream)
+    stream.lost = True
+    logging.getLogger("discreet").info("one line")
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        # as the line that says how to resume: the signal is not raised from it once more
+        logging.getLogger("discreet").info("interrupted")
+    assert capsys.readouterr() == ("", "")
