@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import add, is_not
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from discreet.dpsgd.loop_checks import (
     check_loop_model,
     check_optimizers,
     check_price,
+    check_same,
     one_value_an_example,
     optimizers_of,
 )
@@ -197,6 +198,7 @@ class DPSGD:
         self._reading: Iterator[Piece] = iter(())
         self._waiting: Piece | None = None  # the piece that was yielded and not stepped yet
         self._sums: list[Tensor] | None = None  # the sums of earlier pieces of the batch
+        self._summed: Sequence[nn.Parameter] = ()  # the parameters that they are of
 
     def __len__(self) -> int:
         """The steps of the whole loop."""
@@ -205,6 +207,11 @@ class DPSGD:
     def __repr__(self) -> str:
         said = f"q={self.sampling_probability:.4g}, noise_multiplier={self.noise_multiplier:.4g}"
         return f"DPSGD({self.steps_taken} of {len(self)} steps taken, {said}, {self.adjacency})"
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a DPSGD is not copied or pickled: a copy would share its account; save state_dict()"
+        )
 
     @property
     def noise_multiplier(self) -> float:
@@ -324,8 +331,12 @@ class DPSGD:
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model, piece.rows):
             sums = self._clipped_sums(*piece.batch, piece.owners)
-        if self._sums is not None:  # not in place: a refused step may be tried again
+        trained = [value for value in parameters if value.requires_grad]
+        if self._sums is not None:
+            check_same(self._summed, trained)
+            # Not in place: a refused step may be tried again.
             sums = list(map(add, self._sums, sums))
+        self._summed = trained
         if not piece.is_last:
             self._sums = sums
             self._waiting = None

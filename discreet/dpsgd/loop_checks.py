@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import is_not
 
 import torch
 from torch import Tensor, nn
@@ -151,4 +152,13 @@ def check_optimizers(optimizers: Sequence[Optimizer], parameters: Sequence[nn.Pa
         raise ValueError(
             "optimizer: it does not hold all trainable parameters: freeze others by "
             "requires_grad_(False)"
+        )
+
+
+def check_same(before: Sequence[nn.Parameter], parameters: Sequence[nn.Parameter]) -> None:
+    """Raises ValueError unless the pieces of a batch have the same trainable parameters."""
+    if len(before) != len(parameters) or any(map(is_not, before, parameters)):
+        raise ValueError(
+            "model: a parameter was frozen or released between two pieces of one batch: do it after"
+            " a step that has returned true"
         )

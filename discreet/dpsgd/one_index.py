@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -86,8 +87,15 @@ def selected_rows(dataset: Any) -> Numbers | None:
 
 
 def identity(dataset: Any) -> object:
-    """What two data sets with the same rows have in common."""
+    """What two data sets with the same rows have in common. Raises ValueError: a tensor has no
+    plain memory."""
     if isinstance(dataset, TensorDataset):
+        for value in dataset.tensors:
+            if value.layout != torch.strided or value.is_nested or value.is_quantized:
+                raise ValueError(
+                    "dataset: tensors must be dense and not quantized (value.to_dense(), "
+                    "value.dequantize())"
+                )
         return tuple((value.data_ptr(), value.shape) for value in dataset.tensors)
     return id(dataset)
 

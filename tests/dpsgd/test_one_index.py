@@ -4,6 +4,7 @@ by both indices; what honest data sets share is not."""
 from __future__ import annotations
 
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -379,3 +380,21 @@ MIXED: dict[str, Any] = {
 def test_an_item_that_reads_another_row_is_refused_however_rows_are_held(dataset: Any) -> None:
     with pytest.raises(ValueError, match="reading one item"):
         ItemWatch(dataset)[5]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Tensor.to_sparse,
+        Tensor.to_sparse_csr,
+        lambda rows: torch.quantize_per_tensor(rows, 0.1, 0, torch.quint8),
+    ],
+)
+def test_tensors_without_plain_memory_are_refused_by_what_makes_them_plain(
+    form: Callable[[Tensor], Tensor],
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch, about these forms
+        rows = form(torch.eye(8, 3))
+    with pytest.raises(ValueError, match=r"must be dense and not quantized \(value.to_dense"):
+        check_one_index(Subset(TensorDataset(rows), range(4)), None)

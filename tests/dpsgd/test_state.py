@@ -3,11 +3,14 @@ never shrinks."""
 
 from __future__ import annotations
 
+import copy
 import io
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -355,3 +358,34 @@ def test_what_is_no_state_is_refused() -> None:
             private(linear()).load_state_dict(state | {"steps_taken": steps})
     with pytest.raises(ValueError, match="other settings"):
         private(linear()).load_state_dict(state | {"settings": None})
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loop_is_not_copied_as_its_copy_would_share_the_account(
+    copied: Callable[[DPSGD], object],
+) -> None:
+    loop = private(linear())
+    next(iter(loop))
+    with pytest.raises(TypeError, match="a DPSGD is not copied or pickled"):
+        copied(loop)
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+def test_a_parameter_stays_frozen_or_trainable_through_the_pieces_of_a_batch(
+    at_first: bool,
+) -> None:
+    model = linear()
+    parameter = next(model.parameters()).requires_grad_(at_first)
+    optimizer = SGD(model.parameters(), lr=0.3)
+    loop = private(model, lambda _: optimizer, max_physical_batch=2)
+    batches = iter(loop)
+    assert not loop.step(*next(batches))
+    parameter.requires_grad_(not at_first)
+    piece = next(batches)
+    with pytest.raises(ValueError, match="frozen or released between two pieces of one batch"):
+        loop.step(*piece)
+    assert loop.steps_taken == 0
+    parameter.requires_grad_(at_first)
+    while not loop.step(*piece):
+        piece = next(batches)
+    assert loop.steps_taken == 1
