@@ -65,7 +65,7 @@ def draw_canaries(count: int, num_params: int, source: RandomSource) -> Canaries
     fewer directions than canaries."""
     if not 1 <= count <= num_params:
         raise ConfigError(
-            f"canaries must be within 1 .. {num_params}, the number of parameters (got {count})"
+            f"--canaries must be within 1 .. {num_params}, the number of parameters (got {count})"
         )
     rows = source.child("rows").permutation(num_params)[:count].numpy()
     numbers = {"signs": num_params, "bits": count, "coins": count}

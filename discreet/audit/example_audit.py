@@ -70,7 +70,9 @@ def audit_examples(
     model, examples = model_and_examples(plan, task)
     count = len(units_of(examples, plan.run.example.most_rows))
     if not 1 <= canaries <= count:
-        raise ConfigError(f"client 0 has room for 1 .. {count} canaries (got {canaries})")
+        raise ConfigError(
+            f"--canaries must be within 1 .. {count}, the examples of client 0 (got {canaries})"
+        )
     if rounds is None:
         rounds = plan.run.rounds
     settings = local_settings(plan.run, count)

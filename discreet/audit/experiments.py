@@ -45,9 +45,8 @@ def experiment_of(config: Settings, asked: AuditRequest) -> Experiment:
     if of == EXAMPLE and server is not None and server.guarantee == EXAMPLE:
         return audit_shared_step(plan, task, releases=releases)
     if of == EXAMPLE:
-        return audit_examples(
-            plan, task, canaries=asked.canaries or MOST_CANARIES, rounds=asked.rounds
-        )
+        canaries = asked.canaries or min(MOST_CANARIES, plan.num_params)
+        return audit_examples(plan, task, canaries=canaries, rounds=asked.rounds)
     if of == LOCAL:
         return audit_local(
             plan, releases=releases, rounds=1 if asked.rounds is None else asked.rounds
@@ -56,7 +55,7 @@ def experiment_of(config: Settings, asked: AuditRequest) -> Experiment:
         return audit_statistics(plan, task, releases=releases)
     if of == RATINGS or not whole:
         return audit_round(plan, releases=releases, of_answers=of == RATINGS)
-    canaries = asked.canaries or min(half, MOST_CANARIES)
+    canaries = asked.canaries or min(half, MOST_CANARIES, plan.num_params)
     return audit_users(plan, task, replace(asked, canaries=canaries))
 
 

@@ -100,15 +100,16 @@ def audit_users(plan: Plan, task: Task, asked: AuditRequest) -> Experiment:
     population = plan.run.user.population_size
     if not 1 <= canaries <= population or runs < 1:
         raise ConfigError(
-            f"an audit needs 1 .. {population} canaries, members of the population, and at least "
-            f"one run (got {canaries} and {runs})"
+            f"--canaries must be within 1 .. {population}, members of the population, and --runs "
+            f"at least 1 (got {canaries} and {runs})"
         )
     most = min(population - canaries, plan.run.data.num_clients)
     if honest is None:
         honest = most
     if not 0 <= honest <= most:
         raise ConfigError(
-            f"beside {canaries} canaries there is room for 0 .. {most} clients (got {honest})"
+            f"--honest must be within 0 .. {most}: so many clients there are beside {canaries} "
+            f"canaries (got {honest})"
         )
     releases = power_of(plan, canaries * runs)
     seeds = [None if plan.seed is None else plan.seed + number for number in range(runs)]

@@ -7,9 +7,9 @@ run, the claimed epsilon, lower bounds at 95 % and, for the run, an estimate. Th
 if a bound exceeds it at the false-alarm rate. If none does, that is no proof.
 
 --canaries counts clients of each run at user level (half of the population, at most 500), and
-examples of client 0 at example level (500). For masked sums at either level, and with --of local,
-evaluation or statistics, it counts releases with the canary, and as many without it or with its
-opposite (2000).
+examples of client 0 at example level (500), at both at most as many as the model has parameters.
+For masked sums at either level, and with --of local, evaluation or statistics, it counts releases
+with the canary, and as many without it or with its opposite (2000).
 
 examples:
   discreet audit experiment=mnist_users_scattering --canaries 2000

@@ -161,8 +161,8 @@ def read_inputs(
       FolderError: the file is missing or of another kind, a column is missing, a value is missing,
         not a number, not finite or out of the model's range, or a shape does not fit.
     """
+    description = description_for(path, saved, encoding)
     try:
-        description = description_for(path, saved, encoding)
         inputs, targets, ids = read_file(path, description, saved.shape, id_column=id_column)
     except FolderError as error:
         is_for_predict = "`discreet predict`" in str(error)

@@ -21,6 +21,7 @@ from discreet.privacy.randomness import seeded_source
 from discreet.protocol.messages import TrainRequest
 from discreet.run_files.compose import load_config
 from discreet.server.resolve import resolve
+from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, client_settings
 from tests.audit.made import halve_the_noise
 from tests.mechanisms.made import central
@@ -111,6 +112,15 @@ def test_no_account_of_a_population_is_charged(tmp_path: Path) -> None:
     quiet = ("privacy.user.too_noisy=warn", "model.name=linear", "data.num_clients=40")
     experiment_of(load_config([*EVERYBODY, *quiet, *whose]), AuditRequest(canaries=20, honest=0))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_by_default_there_are_at_most_as_many_canaries_as_parameters() -> None:
+    small = ("data.name=breast_cancer", "model.name=linear", "data.num_clients=200")
+    config = load_config([*EVERYBODY, *small, "privacy.user.too_noisy=warn", "seed=7907"])
+    found = experiment_of(config, AuditRequest(honest=0))
+    assert found.settings["canaries"] == resolve(config)[0].num_params < 100
+    with pytest.raises(ConfigError, match=r"--canaries must be within 1 \.\. [0-9]+, the number of"):
+        experiment_of(config, AuditRequest(canaries=100, honest=0))
 
 
 WHOLE = ("training.batch_size=700", "data.num_clients=2")  # every example in every batch

@@ -165,6 +165,14 @@ def test_a_cell_that_the_model_can_not_read_is_to_be_corrected(
     assert "reads by its model.json" in said
 
 
+def test_a_description_in_place_of_a_table_is_told_which_files_there_are(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict([str(project / "run"), "--data", str(project / "data.toml")]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("a file of inputs must end in .csv, .parquet, .jsonl or .npz\n")
+
+
 def test_a_folder_that_holds_something_and_a_run_without_description_are_refused(
     project: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
