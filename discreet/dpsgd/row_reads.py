@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from discreet.dpsgd.row_stand_ins import array_noting
 from discreet.layers.functions import called_inside, function_of, words
 from discreet.layers.refusals import CONFUSED
-from discreet.per_example.left_outside import names_in
+from discreet.per_example.left_outside import names_in, namespaces
 
 Noted = Callable[..., None]  # the holder's key, an index of its rows, and its length
 # Functions whose results are some of the rows, and those that read nothing or keep all rows apart.
@@ -35,16 +35,17 @@ _HARMLESS = words(
 _SUMMARIES = words("mean sum std var min max median quantile nunique sem")
 _MOST_HELD = 64  # entries of a container that are looked into
 _DEPTH = 5
+_LIBRARIES = ("builtins", "torch", "typing", "numpy")
 
 
 def held_by(root: Any) -> Iterator[Any]:
     """The tensors and tables that an object's methods can reach: in its attributes, in what these
-    hold, in global names and in closures."""
+    hold, on classes, in global names of modules and in closures."""
     waiting: list[tuple[Any, int]] = [(root, 0)]
     seen = set[int]()
     while waiting:
         value, depth = waiting.pop()
-        if id(value) in seen or isinstance(value, ModuleType | type | np.ndarray | str | bytes):
+        if id(value) in seen or isinstance(value, np.ndarray | str | bytes):
             continue
         seen.add(id(value))
         if isinstance(value, Tensor) or _is_table(value):
@@ -60,23 +61,35 @@ def _inner(value: Any) -> list[Any]:
         return list(value.values() if isinstance(value, dict) else value)
     if isinstance(value, FunctionType):
         return _used_by(value)
-    found = [getattr(value, "__func__", None), getattr(value, "__self__", None)]
+    if isinstance(value, type):
+        return _of_class(value)
+    if isinstance(value, ModuleType):  # in an attribute
+        return [] if _is_library(value.__name__) else list(vars(value).values())
+    found = [getattr(value, name, None) for name in ("__func__", "__self__", "fget")]
     if hasattr(value, "__dict__"):
-        found += vars(value).values()
-        for kind in type(value).__mro__:
-            if kind.__module__.split(".")[0] not in ("builtins", "torch", "typing", "numpy"):
-                found += [each for each in vars(kind).values() if isinstance(each, FunctionType)]
+        found += [*vars(value).values(), type(value)]
     return found
+
+
+def _of_class(kind: type) -> list[Any]:
+    """What a class and its bases hold, but for those of libraries."""
+    own = [each for each in kind.__mro__ if not _is_library(each.__module__)]
+    return [value for each in own for value in vars(each).values()]
 
 
 def _used_by(function: FunctionType) -> list[Any]:
     """The values of a function's closure, and of the global names in its code."""
-    names = function.__globals__
-    found = [names[name] for name in names_in(function.__code__) if name in names]
+    names = names_in(function.__code__)
+    named = [held[name] for _, held in namespaces(function) for name in names & held.keys()]
+    found = [value for value in named if not isinstance(value, ModuleType)]
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # an empty cell
             found.append(cell.cell_contents)
     return found
+
+
+def _is_library(module: str) -> bool:
+    return module.split(".")[0] in _LIBRARIES
 
 
 def _is_table(value: Any) -> bool:

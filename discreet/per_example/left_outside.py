@@ -1,5 +1,5 @@
 """A check that a forward and a loss leave nothing of their examples where a later pass finds it: in
-objects that are attributes, in global names, in closures, in default arguments, on classes.
+objects that are attributes, in global names of modules, in closures, in defaults, on classes.
 
 What is left in attributes of modules is undone after each pass (`attributes.py`).
 """
@@ -36,6 +36,7 @@ _SAID_DEPTH = 3
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, tuple, deque)
 _OF_CALLS = ("__self__", "__func__", "func", "args", "keywords")  # of methods and partials
+_CODE = (ModuleType, FunctionType, type)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # What their objects hold is not the model's.
 _LIBRARIES = sys.stdlib_module_names - {"__main__", "types", "collections", "queue"}
@@ -144,7 +145,8 @@ class _Memory:
 
     def _hold(self, name: str, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
         if len(self._places) < _MOST_PLACES:
-            self._places.append(_Place(name, read, write, read()))
+            with suppress(*CONFUSED):  # a tensor of a transform that has ended
+                self._places.append(_Place(name, read, write, read()))
 
     def _walk(self, name: str, value: Any, depth: int) -> None:
         kind = type(value)
@@ -206,20 +208,51 @@ class _Memory:
                     partial(getattr, cell, "cell_contents"),
                     partial(setattr, cell, "cell_contents"),
                 )
-        for variable in names_in(code):
-            if variable in function.__globals__:
-                self._walk_global(variable, function.__globals__, depth)
+        for place, held in namespaces(function):
+            self._walk_names(place, held, names_in(code), depth)
 
-    def _walk_global(self, name: str, names: dict[str, Any], depth: int) -> None:
-        value = names[name]
-        if not isinstance(value, ModuleType | FunctionType | type):
-            self._hold(name, partial(names.__getitem__, name), partial(names.__setitem__, name))
-        self._walk(name, value, depth + 1)
+    def _walk_names(
+        self, place: str, held: dict[str, Any], names: frozenset[str], depth: int
+    ) -> None:
+        def meant() -> dict[str, Any]:
+            return {key: held[key] for key in names & held.keys()}
+
+        self._hold_new(f"a new global name of {held.get('__name__')}", meant, held.pop)
+        if _is_library(held.get("__name__")):
+            return
+        for key, value in meant().items():
+            if not isinstance(value, _CODE):
+                self._hold(
+                    f"{place}{key}",
+                    partial(held.__getitem__, key),
+                    partial(held.__setitem__, key),
+                )
+            self._walk(f"{place}{key}", value, depth + 1)
+
+    def _hold_new(
+        self, name: str, names: Callable[[], dict[str, Any]], remove: Callable[[str], object]
+    ) -> None:
+        """Holds what appears under names that did not exist before."""
+        known = frozenset(names())
+
+        def new() -> dict[str, Any]:
+            found = names().items()
+            return {
+                key: held for key, held in found if key not in known and not isinstance(held, _CODE)
+            }
+
+        def write(_: object) -> None:
+            for key in new():
+                remove(key)
+
+        self._hold(name, new, write)
 
     def _walk_class(self, name: str, kind: type, depth: int) -> None:
         for base in kind.__mro__:
             if _is_of_library(base):
                 continue
+            new = f"a new attribute of {base.__name__}"
+            self._hold_new(new, partial(dict, vars(base)), partial(delattr, base))
             for key, value in vars(base).items():
                 function = getattr(value, "__func__", getattr(value, "fget", value))
                 if isinstance(function, FunctionType):
@@ -256,12 +289,39 @@ def _attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _is_of_library(value: Any) -> bool:
-    return str(value.__module__).split(".")[0] in _LIBRARIES
+    return _is_library(value.__module__)
 
 
-def names_in(code: CodeType) -> set[str]:
+def _is_library(module: object) -> bool:
+    return str(module).split(".")[0] in _LIBRARIES
+
+
+def namespaces(function: FunctionType) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The global names of a function's module, and of the modules that its code may mean; before
+    each what stands before a name of it, such as "module."."""
+    names = names_in(function.__code__)
+    own = function.__globals__
+    waiting = [("", own)]
+    for name in names - own.keys():  # of modules that the function itself imports
+        for full in (name, f"{own.get('__package__')}.{name}"):
+            if full in sys.modules:
+                waiting.append((f"{full}.", vars(sys.modules[full])))
+    seen = set[int]()
+    while waiting:
+        place, held = waiting.pop()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        yield place, held
+        if not _is_library(held.get("__name__")):
+            for key in names & held.keys():
+                if isinstance(held[key], ModuleType):
+                    waiting.append((f"{place}{key}.", vars(held[key])))
+
+
+def names_in(code: CodeType) -> frozenset[str]:
     """The names in a function's code and in the functions that it makes."""
-    found = set(code.co_names)
+    found = frozenset(code.co_names)
     for each in code.co_consts:
         if isinstance(each, CodeType):
             found |= names_in(each)

@@ -119,7 +119,9 @@ def test_by_default_there_are_at_most_as_many_canaries_as_parameters() -> None:
     config = load_config([*EVERYBODY, *small, "privacy.user.too_noisy=warn", "seed=7907"])
     found = experiment_of(config, AuditRequest(honest=0))
     assert found.settings["canaries"] == resolve(config)[0].num_params < 100
-    with pytest.raises(ConfigError, match=r"--canaries must be within 1 \.\. [0-9]+, the number of"):
+    with pytest.raises(
+        ConfigError, match=r"--canaries must be within 1 \.\. [0-9]+, the number of"
+    ):
         experiment_of(config, AuditRequest(canaries=100, honest=0))
 
 

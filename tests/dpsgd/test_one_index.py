@@ -3,6 +3,7 @@ by both indices; what honest data sets share is not."""
 
 from __future__ import annotations
 
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -331,7 +332,49 @@ def partner(place: int) -> int:
     return (7 * place + 11) % COUNT
 
 
+ROWS: Any = types.ModuleType("rows_of_a_project")
+ROWS.x = X
+ROWS.table = FRAME
+exec("def other(i):\n    return x[(i + 7) % len(x)]", vars(ROWS))
+sys.modules["rows_of_a_project"] = ROWS
+PACKAGE: Any = types.ModuleType("package_of_rows")
+PACKAGE.rows = ROWS
+
+
+class Held:
+    x = X
+
+    @staticmethod
+    def static(place: int) -> Tensor:
+        return Held.x[partner(place)]
+
+    @classmethod
+    def of_class(cls, place: int) -> Tensor:
+        return cls.x[partner(place)]
+
+    @property
+    def rows(self) -> Tensor:
+        return Held.x
+
+
+def imported(_: Any, place: int) -> Tensor:
+    import rows_of_a_project as rows
+
+    found: Tensor = rows.x[place] + rows.x[partner(place)]
+    return found
+
+
 MIXED: dict[str, Any] = {
+    "a module": Of(lambda self, i: ROWS.x[i] + ROWS.x[partner(i)]),
+    "a function of a module": Of(lambda self, i: ROWS.x[i] + ROWS.other(i)),
+    "a module of a package": Of(lambda self, i: PACKAGE.rows.x[i] + PACKAGE.rows.x[partner(i)]),
+    "a module in an attribute": Of(lambda self, i: self.m.x[i] + self.m.x[partner(i)], m=ROWS),
+    "an imported module": Of(imported),
+    "a table of a module": Of(lambda self, i: ROWS.table.iloc[i] + ROWS.table.iloc[partner(i)]),
+    "a class": Of(lambda self, i: Held.x[i] + Held.x[partner(i)]),
+    "a static method": Of(lambda self, i: Held.x[i] + Held.static(i)),
+    "a class method": Of(lambda self, i: Held.x[i] + Held.of_class(i)),
+    "a property": Of(lambda self, i: self.h.rows[i] + self.h.rows[partner(i)], h=Held()),
     "a table": Of(
         lambda self, i: self.df.iloc[i, :6] + self.df.iloc[partner(i), :6].to_numpy(), df=FRAME
     ),

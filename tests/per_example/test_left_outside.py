@@ -3,11 +3,12 @@ it uses that only much later."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from queue import Queue
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -158,7 +159,81 @@ def in_a_large_tensor() -> Kept:
     return lambda: held[:2].tolist(), write
 
 
+# A module of the same project, whose global names a forward may write to.
+STATE: Any = ModuleType("state_of_a_project")
+STATE.kept = [0.0, 0.0]
+STATE.Box = type("Box", (), {"__module__": "state_of_a_project"})
+exec("def keep(new):\n    global kept\n    kept = new", vars(STATE))
+sys.modules["state_of_a_project"] = STATE
+PACKAGE: Any = ModuleType("package_of_a_project")
+PACKAGE.state = STATE
+
+
+def in_a_module() -> Kept:
+    def write(new: list[float]) -> None:
+        STATE.kept = new
+
+    return lambda: STATE.kept, write
+
+
+def by_a_function_of_a_module() -> Kept:
+    return lambda: STATE.kept, lambda new: STATE.keep(new)
+
+
+def in_a_module_of_a_package() -> Kept:
+    def write(new: list[float]) -> None:
+        PACKAGE.state.kept = new
+
+    return lambda: PACKAGE.state.kept, write
+
+
+def in_a_module_that_the_function_imports() -> Kept:
+    def write(new: list[float]) -> None:
+        import state_of_a_project as state
+
+        state.kept = new
+
+    return lambda: STATE.kept, write
+
+
+def under_a_new_name_of_a_module() -> Kept:
+    def write(new: list[float]) -> None:
+        STATE.fresh = new
+
+    return lambda: getattr(STATE, "fresh", [0.0, 0.0]), write
+
+
+def under_a_new_name_of_a_library() -> Kept:
+    def write(new: list[float]) -> None:
+        torch.fresh = new  # type: ignore[attr-defined]
+
+    return lambda: getattr(torch, "fresh", [0.0, 0.0]), write
+
+
+def under_a_new_global_name() -> Kept:
+    def write(new: list[float]) -> None:
+        global fresh
+        fresh = new  # type: ignore[name-defined]
+
+    return lambda: globals().get("fresh", [0.0, 0.0]), write
+
+
+def in_a_new_attribute_of_a_class() -> Kept:
+    def write(new: list[float]) -> None:
+        STATE.Box.fresh = new
+
+    return lambda: getattr(STATE.Box, "fresh", [0.0, 0.0]), write
+
+
 PLACES = [
+    in_a_module,
+    by_a_function_of_a_module,
+    in_a_module_of_a_package,
+    in_a_module_that_the_function_imports,
+    under_a_new_name_of_a_module,
+    under_a_new_name_of_a_library,
+    under_a_new_global_name,
+    in_a_new_attribute_of_a_class,
     in_slots,
     in_a_queue_of_threads,
     in_a_large_tensor,
