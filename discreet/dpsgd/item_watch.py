@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from discreet.dpsgd.one_index import identity, is_of_datasets, selected_rows
-from discreet.dpsgd.own_example import Join, check_nothing_left
+from discreet.dpsgd.own_example import Join, check_collate, check_nothing_left
 from discreet.dpsgd.row_reads import TensorReads, held_by, table_reads
 from discreet.dpsgd.row_stand_ins import ROWS, rows_at, stripped
 
@@ -104,10 +104,12 @@ class ItemWatch:
         return item
 
     def _look_again(self) -> None:
-        """Looks for what items leave, ever more seldom: a warm-up may end amid a loop."""
+        """Looks for what items and batches leave, ever more seldom: a warm-up may end amid a
+        loop."""
         self._given += 1
         if self._given < _FIRST_LOOK or self._given & (self._given - 1) or self.join is None:
             return
+        check_collate(self.join, self.dataset)
         check_nothing_left(self.dataset, self.owners, self.join)
 
     def _read(self, position: int) -> Any:

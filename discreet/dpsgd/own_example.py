@@ -38,16 +38,17 @@ _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.
 
 
 def check_collate(join: Join, items: Any) -> None:
-    """Raises ValueError if a row of a batch depends on several of its examples. Rows may change
-    their order, and padding to the longest example is allowed: only batches of the same shape are
-    compared."""
+    """Raises ValueError if a row of a batch depends on several of its examples, or on earlier
+    batches. Rows may change their order, and padding to the longest example is allowed: only
+    batches of the same shape are compared."""
     count = len(items)
-    examples = [items[place] for place in range(0, count, max(1, count // _TRIED))[:_TRIED]]
+    with _seeded(0):
+        examples = [items[place] for place in range(0, count, max(1, count // _TRIED))[:_TRIED]]
     drawn = [_joined(join, examples, seed=seed) for seed in range(_SEEDS)]
     if _strangers(drawn[0], _joined(join, examples, seed=0)):
         raise ValueError(
-            "collate_fn: it draws random numbers that the seeds of torch, random and numpy do "
-            "not repeat"
+            "collate_fn: the same examples give another batch: it keeps something of those before, "
+            "or draws random numbers that the seeds of torch, random and numpy do not repeat"
         )
     draws = any(_strangers(drawn[0], other) for other in drawn)
     mixes = False

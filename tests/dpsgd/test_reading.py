@@ -304,8 +304,35 @@ def test_a_collate_fn_with_its_own_generator_is_refused() -> None:
         inputs, targets = stacked(pairs)
         return inputs + float(own.normal()), targets
 
-    with pytest.raises(ValueError, match="collate_fn: it draws random numbers"):
+    with pytest.raises(ValueError, match="or draws random numbers that the seeds of"):
         private(linear(), dataset=PAIRS, collate_fn=collate)
+
+
+class Before:
+    """Subtracts a running mean of the batches, from some call on."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+        self.mean = torch.zeros(5)
+
+    def __call__(self, pairs: Rows) -> tuple[Tensor, Tensor]:
+        inputs, targets = stacked(pairs)
+        self.left -= 1
+        less = inputs - self.mean if self.left < 0 else inputs
+        self.mean = 0.9 * self.mean + 0.1 * inputs.mean(0)
+        return less, targets
+
+
+def test_a_collate_fn_that_keeps_something_of_earlier_batches_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"collate_fn: .* keeps something of those before"):
+        private(linear(), dataset=PAIRS, collate_fn=Before(0))
+
+
+def test_a_collate_fn_that_uses_earlier_batches_only_later_is_refused() -> None:
+    loop = private(linear(), dataset=PAIRS, collate_fn=Before(100), steps=200)
+    with pytest.raises(ValueError, match=r"collate_fn: .* keeps something of those before"):
+        run(loop)
+    assert loop.steps_taken < 200
 
 
 def sorted_by_length(pairs: Rows) -> tuple[Tensor, Tensor]:
