@@ -11,11 +11,14 @@ import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from gc import get_referents
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -39,7 +42,7 @@ _OF_CALLS = ("__self__", "__func__", "func", "args", "keywords")  # of methods a
 _CODE = (ModuleType, FunctionType, type)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # What their objects hold is not the model's.
-_LIBRARIES = sys.stdlib_module_names - {"__main__", "types", "collections", "queue"}
+_LIBRARIES = sys.stdlib_module_names - {"__main__", "types", "collections", "queue", "weakref"}
 _LIBRARIES |= {"torch", "numpy", "discreet"}
 
 
@@ -80,8 +83,8 @@ def _compare(trial: Trial, memory: _Memory) -> None:
 
 
 def _pass(trial: Trial, seed: int) -> bool:
-    """Runs the model and the loss on made-up examples and targets, others for each seed, with the
-    same random numbers. False if they can't be run."""
+    """Runs the model and the loss, forward and backward, on made-up examples and targets, others
+    for each seed, with the same random numbers. False if they can't be run."""
     objective = trial.objective
     for kind in KINDS:
         with (
@@ -93,7 +96,8 @@ def _pass(trial: Trial, seed: int) -> bool:
         ):
             examples = trial.examples(seed, kind=kind)
             targets = trial.targets_of(examples, of_one=seed > 0)
-            objective.losses(objective.outputs(examples), targets)
+            losses = objective.losses(objective.outputs(examples), targets)
+            torch.autograd.grad(losses.sum(), objective.trainable(), allow_unused=True)
             return True
     return False
 
@@ -104,7 +108,7 @@ class _Place:
 
     name: str
     read: Callable[[], Any]
-    write: Callable[[Any], None]
+    write: Callable[[Any], object]
     before: Any
 
 
@@ -124,6 +128,8 @@ class _Memory:
             for key, value in module.__dict__.items():
                 if key not in OF_MODULES:
                     self._walk(f"{name}.{key}", value, 0)
+            for key, value in (*module._parameters.items(), *module._buffers.items()):
+                self._hold_attributes(f"{name}.{key}", value)
             if id(module) not in of_model:
                 for key, value in module._buffers.items():
                     self._walk(f"{name}.{key}", value, 0)
@@ -143,7 +149,7 @@ class _Memory:
             place.write(place.before)
         return bool(changed)
 
-    def _hold(self, name: str, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+    def _hold(self, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
         if len(self._places) < _MOST_PLACES:
             with suppress(*CONFUSED):  # a tensor of a transform that has ended
                 self._places.append(_Place(name, read, write, read()))
@@ -166,6 +172,12 @@ class _Memory:
             self._walk_function(name, value, depth)
         elif isinstance(value, type):
             self._walk_class(name, value, depth)
+        elif isinstance(value, ContextVar):
+            with suppress(LookupError):  # it has no value yet
+                self._hold(name, value.get, value.set)
+        elif kind.__module__ == "functools":  # a cache, or an entry of one
+            for held in get_referents(value):
+                self._walk(name, held, depth + 1)
         elif not _is_of_library(kind) and (hasattr(value, "__dict__") or _attributes_of(value)):
             self._walk_object(name, value, depth)
 
@@ -257,13 +269,23 @@ class _Memory:
                 function = getattr(value, "__func__", getattr(value, "fget", value))
                 if isinstance(function, FunctionType):
                     self._walk(f"{name}.{key}", function, depth + 1)
-                elif not key.startswith("__") and not hasattr(value, "__get__"):
-                    self._hold(
-                        f"{name}.{key}", partial(getattr, base, key), partial(setattr, base, key)
-                    )
+                elif not key.startswith("__"):
+                    if not hasattr(value, "__get__"):
+                        self._hold(
+                            f"{name}.{key}",
+                            partial(getattr, base, key),
+                            partial(setattr, base, key),
+                        )
                     self._walk(f"{name}.{key}", value, depth + 1)
 
     def _walk_object(self, name: str, value: Any, depth: int) -> None:
+        self._hold_attributes(name, value)
+        for key, held in _attributes_of(value).items():
+            self._walk(f"{name}.{key}", held, depth + 1)
+        if not isinstance(value, FunctionType):
+            self._walk(type(value).__name__, type(value), depth + 1)
+
+    def _hold_attributes(self, name: str, value: Any) -> None:
         def write(before: dict[str, Any]) -> None:
             for key in _attributes_of(value).keys() - before.keys():
                 object.__delattr__(value, key)
@@ -271,10 +293,6 @@ class _Memory:
                 object.__setattr__(value, key, held)
 
         self._hold(name, partial(_attributes_of, value), write)
-        for key, held in _attributes_of(value).items():
-            self._walk(f"{name}.{key}", held, depth + 1)
-        if not isinstance(value, FunctionType):
-            self._walk(type(value).__name__, type(value), depth + 1)
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:
@@ -343,7 +361,11 @@ def _said(value: Any, depth: int = 0) -> object:
     if depth == _SAID_DEPTH:
         return kind
     if type(value) in _MAPPINGS:
-        return kind, [(repr(key), _said(held, depth + 1)) for key, held in value.items()]
+        keys = [key() if isinstance(key, ref) else key for key in value]
+        return kind, [
+            (repr(key), _said(held, depth + 1))
+            for key, held in zip(keys, value.values(), strict=True)
+        ]
     if type(value) in _SEQUENCES:
         return kind, [_said(held, depth + 1) for held in value]
     if type(value) is set:

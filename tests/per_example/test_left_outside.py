@@ -7,9 +7,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache, lru_cache, partial
 from queue import Queue
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -225,7 +228,55 @@ def in_a_new_attribute_of_a_class() -> Kept:
     return lambda: getattr(STATE.Box, "fresh", [0.0, 0.0]), write
 
 
+CONTEXT = ContextVar[list[float] | None]("CONTEXT", default=None)
+WEAK = WeakKeyDictionary[Any, list[float]]()
+
+
+def in_a_context_variable() -> Kept:
+    def write(new: list[float]) -> None:
+        CONTEXT.set(new)
+
+    return lambda: CONTEXT.get() or [0.0, 0.0], write
+
+
+def in_a_weak_dictionary() -> Kept:
+    owner = Helper()
+
+    def write(new: list[float]) -> None:
+        WEAK[owner] = new
+
+    return lambda: WEAK.get(owner, [0.0, 0.0]), write
+
+
+def of_what_a_cache_holds(cached: Any) -> Kept:
+    the_one = cached(lambda: Helper())
+    the_one()
+    return lambda: the_one().kept, lambda new: the_one().__dict__.update(kept=new)
+
+
+def in_a_descriptor() -> Kept:
+    class Described:
+        def __init__(self) -> None:
+            self.kept = [0.0, 0.0]
+
+        def __get__(self, instance: object, owner: type) -> list[float]:
+            return self.kept
+
+    described = Described()
+    holder: Any = type("Holder", (), {"__module__": __name__, "of": described})
+
+    def write(new: list[float]) -> None:
+        vars(holder)["of"].kept = new
+
+    return lambda: holder.of, write
+
+
 PLACES = [
+    in_a_context_variable,
+    in_a_weak_dictionary,
+    partial(of_what_a_cache_holds, cache),
+    partial(of_what_a_cache_holds, lru_cache(maxsize=2)),
+    in_a_descriptor,
     in_a_module,
     by_a_function_of_a_module,
     in_a_module_of_a_package,
@@ -315,6 +366,50 @@ def test_what_a_hook_keeps_is_refused() -> None:
     model[0].register_forward_hook(keep)
     with pytest.raises(ValueError, match="leaves something of its examples in kept"):
         clipped(model)
+
+
+class KeepsGradients(torch.autograd.Function):
+    kept = 0.0
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        KeepsGradients.kept = float(gradient.abs().mean())
+        return gradient
+
+
+class Backward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        values: Tensor = KeepsGradients.apply(self.layer(inputs))
+        return values
+
+
+def test_what_a_backward_pass_leaves_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"in KeepsGradients\.kept"):
+        clipped(Backward())
+
+
+class OnParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.layer.weight.scale = float(inputs.abs().mean())  # type: ignore[assignment]
+        values: Tensor = self.layer(inputs)
+        return values
+
+
+def test_what_a_forward_leaves_on_a_parameter_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"in Linear\.weight"):
+        clipped(OnParameter())
 
 
 class WarmUp:
