@@ -246,16 +246,20 @@ def _present(
     serve many orders."""
     loss = loss_masses(event, interval)[direction]
     present = np.flatnonzero(loss.masses)
-    return loss.first + present, np.log(loss.masses[present])
+    log_masses = loss.masses[present]
+    return loss.first + present, np.log(log_masses, out=log_masses)
 
 
 @lru_cache(maxsize=32768)
 def _log_moment_of(event: DpEvent, interval: float, direction: int, order: float) -> float:
     """log E[exp(order * loss)] over the finite losses of one release."""
     steps, log_masses = _present(event, interval, direction)
-    exponents = (order * interval) * steps + log_masses
+    # In place: memory for each operation would take longer than the operation.
+    exponents = (order * interval) * steps
+    exponents += log_masses
     largest = exponents.max()
-    return float(largest + np.log(np.exp(exponents - largest).sum()))
+    exponents -= largest
+    return float(largest + np.log(np.exp(exponents, out=exponents).sum()))
 
 
 def _log_moment(counts: Counts, frame: _Frame, order: float) -> float:
