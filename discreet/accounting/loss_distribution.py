@@ -151,10 +151,13 @@ def grid_of(event: DpEvent, interval: float) -> tuple[int, int]:
 
 
 def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> FloatArray:
-    """The noise's mass between edges, computed from the nearer tail so that small masses keep their
-    relative precision."""
-    masses: FloatArray = np.where(edges[1:] <= 0, np.diff(cdf(edges)), -np.diff(cdf(-edges)))
-    return np.maximum(masses, 0.0)
+    """The noise's mass between edges in rising order, computed from the nearer tail so that small
+    masses keep their relative precision."""
+    left = int(np.searchsorted(edges[1:], 0.0, side="right"))
+    from_left = np.diff(cdf(edges[: left + 1]))
+    from_right = -np.diff(cdf(-edges[left:]))
+    masses: FloatArray = np.concatenate([from_left, from_right])
+    return np.maximum(masses, 0.0, out=masses)
 
 
 @lru_cache(maxsize=64)  # up to four megabytes each
@@ -313,20 +316,23 @@ def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, 
 
 def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
     """Step 5: the tilted masses of the summed loss, circular with loss 0 at index 0, and the bound
-    of step 6 on their errors."""
-    total = np.zeros((3, length // 2 + 1))
-    for event, count in counts.items():
-        log_modulus, phase = _transform(event, frame, length)
+    of step 6 on their errors. Most frequencies are too small to be heard."""
+    parts = [(_transform(event, frame, length), count) for event, count in counts.items()]
+    log_modulus = np.zeros(length // 2 + 1)
+    for (log_modulus_of_one, _), count in parts:
+        log_modulus += count * log_modulus_of_one
+    heard = np.flatnonzero(log_modulus > _SMALLEST_EXPONENT)
+    phase = np.zeros(len(heard))
+    relative = np.zeros(len(heard))
+    for (log_modulus_of_one, phase_of_one), count in parts:
+        phase += count * phase_of_one[heard]
         with np.errstate(over="ignore"):
-            total += np.multiply(
-                count, [log_modulus, phase, math.log2(length) * np.exp(-log_modulus) + 10]
-            )
-    log_modulus, phase, relative = total
-    spectrum = np.zeros(len(phase), dtype=np.complex128)
-    heard = log_modulus > _SMALLEST_EXPONENT
-    spectrum[heard] = np.exp(log_modulus[heard] + 1j * phase[heard])
-    masses: FloatArray = np.maximum(fft.irfft(spectrum, length), 0.0)
-    return masses, _error_norm(masses, np.abs(spectrum[heard]), relative[heard])
+            relative += count * (math.log2(length) * np.exp(-log_modulus_of_one[heard]) + 10)
+    spectrum = np.zeros(len(log_modulus), dtype=np.complex128)
+    spectrum[heard] = np.exp(log_modulus[heard] + 1j * phase)
+    masses: FloatArray = fft.irfft(spectrum, length)
+    np.maximum(masses, 0.0, out=masses)
+    return masses, _error_norm(masses, np.abs(spectrum[heard]), relative)
 
 
 def _error_norm(masses: FloatArray, modulus: FloatArray, relative: FloatArray) -> float:
