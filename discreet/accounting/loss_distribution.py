@@ -249,8 +249,7 @@ def _present(
     serve many orders."""
     loss = loss_masses(event, interval)[direction]
     present = np.flatnonzero(loss.masses)
-    log_masses = loss.masses[present]
-    return loss.first + present, np.log(log_masses, out=log_masses)
+    return loss.first + present, np.log(loss.masses[present])
 
 
 @lru_cache(maxsize=32768)
@@ -316,23 +315,23 @@ def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, 
 
 def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
     """Step 5: the tilted masses of the summed loss, circular with loss 0 at index 0, and the bound
-    of step 6 on their errors. Most frequencies are too small to be heard."""
-    parts = [(_transform(event, frame, length), count) for event, count in counts.items()]
-    log_modulus = np.zeros(length // 2 + 1)
-    for (log_modulus_of_one, _), count in parts:
-        log_modulus += count * log_modulus_of_one
-    heard = np.flatnonzero(log_modulus > _SMALLEST_EXPONENT)
-    phase = np.zeros(len(heard))
-    relative = np.zeros(len(heard))
-    for (log_modulus_of_one, phase_of_one), count in parts:
-        phase += count * phase_of_one[heard]
+    of step 6 on their errors. Most frequencies are soon too small to be heard."""
+    places = np.arange(length // 2 + 1)
+    total = np.zeros((3, len(places)))
+    for event, count in counts.items():
+        log_modulus, phase = _transform(event, frame, length)
+        # No other event raises a modulus, except by rounding.
+        kept = total[0] + count * log_modulus[places] > _SMALLEST_EXPONENT - 1
+        places = places[kept]
         with np.errstate(over="ignore"):
-            relative += count * (math.log2(length) * np.exp(-log_modulus_of_one[heard]) + 10)
-    spectrum = np.zeros(len(log_modulus), dtype=np.complex128)
-    spectrum[heard] = np.exp(log_modulus[heard] + 1j * phase)
-    masses: FloatArray = fft.irfft(spectrum, length)
-    np.maximum(masses, 0.0, out=masses)
-    return masses, _error_norm(masses, np.abs(spectrum[heard]), relative)
+            relative = math.log2(length) * np.exp(-log_modulus[places]) + 10
+        total = total[:, kept] + np.multiply(count, [log_modulus[places], phase[places], relative])
+    heard = total[0] > _SMALLEST_EXPONENT
+    log_modulus, phase, relative = total[:, heard]
+    spectrum = np.zeros(length // 2 + 1, dtype=np.complex128)
+    spectrum[places[heard]] = np.exp(log_modulus + 1j * phase)
+    masses: FloatArray = np.maximum(fft.irfft(spectrum, length), 0.0)
+    return masses, _error_norm(masses, np.abs(spectrum[places[heard]]), relative)
 
 
 def _error_norm(masses: FloatArray, modulus: FloatArray, relative: FloatArray) -> float:
