@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussianDpEvent
 from discreet.accounting.events import ACCOUNTANTS, PLD
 from discreet.accounting.loss_distribution import composed_epsilon
-from discreet.accounting.unsampled_gaussian import TOLERANCE, gaussian_epsilon
 
 Entries = Sequence[tuple[dp.DpEvent, int]]
 Counts = Mapping[dp.DpEvent, int]
@@ -278,6 +277,9 @@ def _has_renyi(event: dp.DpEvent) -> bool:
 
 def _gaussian(noise: float, delta: float) -> float:
     """The epsilon of one Gaussian release, with the tolerance of its search added."""
+    # Imported here: a loop whose steps are sampled does without it.
+    from discreet.accounting.unsampled_gaussian import TOLERANCE, gaussian_epsilon
+
     epsilon = gaussian_epsilon(noise, delta=delta)
     if epsilon:
         return epsilon + TOLERANCE * max(1.0, epsilon)
