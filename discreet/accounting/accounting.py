@@ -44,7 +44,6 @@ RDP_ORDERS = tuple(
     [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
 )
 PRIMIHUB_ORDERS = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
-_GAUSSIAN_TOLERANCE = 1e-12
 _SMALL_DELTA = 1e-18
 # Beyond these values floating point fails. Noise is rounded down and probabilities up, which rounds
 # epsilon up.
@@ -277,11 +276,13 @@ def _has_renyi(event: dp.DpEvent) -> bool:
 
 
 def _gaussian(noise: float, delta: float) -> float:
-    """The analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
-    with np.errstate(divide="ignore"):
-        epsilon = float(dp.get_epsilon_gaussian(noise, delta, tol=_GAUSSIAN_TOLERANCE))
+    """The epsilon of one Gaussian release, with the tolerance of its search added."""
+    # Imported here: a loop whose steps are sampled does without it.
+    from discreet.accounting.unsampled_gaussian import TOLERANCE, gaussian_epsilon
+
+    epsilon = gaussian_epsilon(noise, delta=delta)
     if epsilon:
-        return epsilon + _GAUSSIAN_TOLERANCE * max(1.0, epsilon)
+        return epsilon + TOLERANCE * max(1.0, epsilon)
     return 0.0
 
 

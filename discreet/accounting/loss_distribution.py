@@ -151,10 +151,13 @@ def grid_of(event: DpEvent, interval: float) -> tuple[int, int]:
 
 
 def _bin_masses(cdf: Callable[[FloatArray], FloatArray], edges: FloatArray) -> FloatArray:
-    """The noise's mass between edges, computed from the nearer tail so that small masses keep their
-    relative precision."""
-    masses: FloatArray = np.where(edges[1:] <= 0, np.diff(cdf(edges)), -np.diff(cdf(-edges)))
-    return np.maximum(masses, 0.0)
+    """The noise's mass between edges in rising order, computed from the nearer tail so that small
+    masses keep their relative precision."""
+    left = int(np.searchsorted(edges[1:], 0.0, side="right"))
+    from_left = np.diff(cdf(edges[: left + 1]))
+    from_right = -np.diff(cdf(-edges[left:]))
+    masses: FloatArray = np.concatenate([from_left, from_right])
+    return np.maximum(masses, 0.0, out=masses)
 
 
 @lru_cache(maxsize=64)  # up to four megabytes each
@@ -253,9 +256,12 @@ def _present(
 def _log_moment_of(event: DpEvent, interval: float, direction: int, order: float) -> float:
     """log E[exp(order * loss)] over the finite losses of one release."""
     steps, log_masses = _present(event, interval, direction)
-    exponents = (order * interval) * steps + log_masses
+    # In place: memory for each operation would take longer than the operation.
+    exponents = (order * interval) * steps
+    exponents += log_masses
     largest = exponents.max()
-    return float(largest + np.log(np.exp(exponents - largest).sum()))
+    exponents -= largest
+    return float(largest + np.log(np.exp(exponents, out=exponents).sum()))
 
 
 def _log_moment(counts: Counts, frame: _Frame, order: float) -> float:
@@ -309,20 +315,23 @@ def _transform(event: DpEvent, frame: _Frame, length: int) -> tuple[FloatArray, 
 
 def _tilted_sum(counts: Counts, frame: _Frame, length: int) -> tuple[FloatArray, float]:
     """Step 5: the tilted masses of the summed loss, circular with loss 0 at index 0, and the bound
-    of step 6 on their errors."""
-    total = np.zeros((3, length // 2 + 1))
+    of step 6 on their errors. Most frequencies are soon too small to be heard."""
+    places = np.arange(length // 2 + 1)
+    total = np.zeros((3, len(places)))
     for event, count in counts.items():
         log_modulus, phase = _transform(event, frame, length)
+        # No other event raises a modulus, except by rounding.
+        kept = total[0] + count * log_modulus[places] > _SMALLEST_EXPONENT - 1
+        places = places[kept]
         with np.errstate(over="ignore"):
-            total += np.multiply(
-                count, [log_modulus, phase, math.log2(length) * np.exp(-log_modulus) + 10]
-            )
-    log_modulus, phase, relative = total
-    spectrum = np.zeros(len(phase), dtype=np.complex128)
-    heard = log_modulus > _SMALLEST_EXPONENT
-    spectrum[heard] = np.exp(log_modulus[heard] + 1j * phase[heard])
+            relative = math.log2(length) * np.exp(-log_modulus[places]) + 10
+        total = total[:, kept] + np.multiply(count, [log_modulus[places], phase[places], relative])
+    heard = total[0] > _SMALLEST_EXPONENT
+    log_modulus, phase, relative = total[:, heard]
+    spectrum = np.zeros(length // 2 + 1, dtype=np.complex128)
+    spectrum[places[heard]] = np.exp(log_modulus + 1j * phase)
     masses: FloatArray = np.maximum(fft.irfft(spectrum, length), 0.0)
-    return masses, _error_norm(masses, np.abs(spectrum[heard]), relative[heard])
+    return masses, _error_norm(masses, np.abs(spectrum[places[heard]]), relative)
 
 
 def _error_norm(masses: FloatArray, modulus: FloatArray, relative: FloatArray) -> float:

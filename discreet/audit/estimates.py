@@ -12,13 +12,14 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
+from dp_accounting import get_sigma_gaussian
 from numpy.typing import NDArray
 from scipy.optimize import approx_fprime, brentq
 from scipy.special import expit, ndtr
 from scipy.stats import beta, binom, norm, normaltest
 from scipy.stats import f as f_distribution
 
+from discreet.accounting.unsampled_gaussian import gaussian_epsilon
 from discreet.audit.canaries import Scores
 
 FEWEST = 20  # with fewer scores of a kind nothing is fitted
@@ -48,7 +49,7 @@ def epsilon_of_shift(shift: float, *, delta: float) -> float:
     3.139
     """
     if shift > 0:
-        return float(get_epsilon_gaussian(1 / shift, delta))
+        return gaussian_epsilon(1 / shift, delta=delta)
     return 0.0
 
 
