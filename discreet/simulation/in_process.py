@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar, TextIO
 
 import torch
@@ -20,7 +20,8 @@ from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.node.account import Accounts, Refused
 from discreet.node.nodes import virtual_client
-from discreet.node.work import Work
+from discreet.node.promise import ClientTerms
+from discreet.node.work import Work, client_terms
 from discreet.planning.plan import Plan
 from discreet.planning.state import Outcome
 from discreet.privacy.secure_grid import SecureSum
@@ -53,6 +54,10 @@ class InProcessTransport:
     state_folder: str
     vector: SecureSum | None = None
 
+    @cached_property
+    def _terms(self) -> ClientTerms:
+        return client_terms(self.plan.run)
+
     def available_clients(self) -> Sequence[int]:
         """Every virtual client."""
         return range(self.plan.run.data.num_clients)
@@ -65,7 +70,7 @@ class InProcessTransport:
             )
             request = replace(asked, virtual=virtual)
             try:
-                work = Work(request, self.plan.mechanisms)
+                work = Work(request, self.plan.mechanisms, self._terms)
                 client = virtual_client(work)
                 if self.vector is None:
                     yield replace(client.answer(work, params), client=client_id)
