@@ -353,11 +353,11 @@ def budgets_of(policy: ClientPolicy, work: Work, charges: Sequence[Charge]) -> t
     spread over rounds. With PLD at a delta the same releases would cost less, and a repeated round
     would still fit. This does not apply if `max_epsilon` gives a budget at delta instead.
     """
-    terms = work.terms
     charged = {charge.guarantee for charge in charges}
     pure = {name for name in charged if PURE in work.mechanisms[name].accountants}
-    budgets = [each for each in terms.budgets if each.guarantee in charged]
-    budgets += [each for each in terms.pure_budgets if each.guarantee in pure]
+    budgets = [
+        each for each in work.terms.budgets if each.guarantee in (charged if each.delta else pure)
+    ]
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

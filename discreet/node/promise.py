@@ -47,8 +47,7 @@ class ClientTerms:
       unit: what the example level protects: "example", or "owner".
       most_rows: the most rows of an owner that a step reads; None if the unit is an example.
       promise: the promise of the run, without the noise, which depends on the client's examples.
-      budgets: the run's budgets, by guarantee.
-      pure_budgets: those of releases that are limited in pure epsilon.
+      budgets: the run's budgets; those at delta 0 are for releases that have a pure epsilon.
       own_noise: the noise that the client draws on its own ratings; None if the server draws it.
       noised_share: the share of examples that it holds out for them; else 0.
     """
@@ -58,7 +57,6 @@ class ClientTerms:
     most_rows: int | None
     promise: Promise
     budgets: tuple[Budget, ...]
-    pure_budgets: tuple[Budget, ...]
     own_noise: OwnNoise | None
     noised_share: float
 

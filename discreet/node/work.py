@@ -66,8 +66,7 @@ def client_terms(run: ClientSettings) -> ClientTerms:
         example.unit_name,
         example.most_rows,
         Promise({}, run.delta, units, sums, (run.user.sampling, run.user.groups)),
-        tuple(budgets),
-        tuple(pure),
+        (*budgets, *pure),
         noise,
         0.0 if noise is None else run.evaluation.share,
     )

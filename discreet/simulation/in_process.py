@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import ClassVar, TextIO
 
 import torch
@@ -20,7 +20,6 @@ from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.node.account import Accounts, Refused
 from discreet.node.nodes import virtual_client
-from discreet.node.promise import ClientTerms
 from discreet.node.work import Work, client_terms
 from discreet.planning.plan import Plan
 from discreet.planning.state import Outcome
@@ -54,23 +53,20 @@ class InProcessTransport:
     state_folder: str
     vector: SecureSum | None = None
 
-    @cached_property
-    def _terms(self) -> ClientTerms:
-        return client_terms(self.plan.run)
-
     def available_clients(self) -> Sequence[int]:
         """Every virtual client."""
         return range(self.plan.run.data.num_clients)
 
     def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Reply]:
         """Trains the clients one after the other."""
+        terms = client_terms(asked.run)
         for client_id in cohort:
             virtual = VirtualClient(
                 client_id, self.state_folder, seed=self.plan.seed, data_path=self.plan.data.path
             )
             request = replace(asked, virtual=virtual)
             try:
-                work = Work(request, self.plan.mechanisms, self._terms)
+                work = Work(request, self.plan.mechanisms, terms)
                 client = virtual_client(work)
                 if self.vector is None:
                     yield replace(client.answer(work, params), client=client_id)
