@@ -423,7 +423,7 @@ BY_TEST = {
         ),
     ),
     "node/test_noised_answers.py::test_what_is_reported_is_what_updates_and_answers_cost_and_a_budget_holds_both": Fault(
-        "a client charges no answer", "node.admission:own_noise", always(None)
+        "a client charges no answer", "node.work:own_noise", always(None)
     ),
     "node/test_client.py::test_on_a_real_node_the_client_that_a_request_names_is_not_obeyed": Fault(
         "a virtual member is believed without a ticket",
@@ -560,8 +560,8 @@ BY_TEST |= {
     ),
     "node/test_policy.py::test_the_least_noise_is_that_of_the_most_expensive_round_not_its_new_noise": Fault(
         "an owner's least noise is held to the new noise of a round",
-        "node.policy:least_noise",
-        lambda _: lambda run, noise: noise,
+        "node.work:Work.least_user_noise",
+        lambda _: lambda work: work.request.run.user.noise_multiplier,
     ),
     "node/test_policy.py::test_what_one_release_composes_counts_together": Fault(
         "the noise of a release of several parts is that of its first part",

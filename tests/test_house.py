@@ -162,21 +162,42 @@ def test_settings_end_at_the_door() -> None:
         "server/session.py": {"normalised"},
         "flower/serving.py": {"ask_and_end"},
     }
-    found = {
+    assert reads_of("settings", "plan") == {
+        (file, name) for file, names in doors.items() for name in names
+    }
+
+
+def test_the_settings_of_a_request_end_at_the_doors_of_a_node() -> None:
+    """Policy, admission and mechanisms have numbers in their place (`node/promise.py`)."""
+    doors = {
+        "flower/secure_sum_mod.py": {"_read_work"},
+        "guard/masked_blocks.py": {"_sum_of"},
+        "node/client.py": {"noised_vector", "_check_model"},
+        "node/nodes.py": {"virtual_client", "node_client", "_split"},
+        "node/secure_aggregation.py": {"answer_masking"},
+        "node/work.py": {"declaring", "sized", "query", "_query", "work_of", "check_names"},
+        "protocol/messages.py": {"no_outside_name"},
+        "simulation/cohort.py": {"_vectors"},
+    }
+    doors["node/work.py"] |= {"least_user_noise", "planned_user_epsilon"}
+    assert reads_of("run", "request") == {
+        (file, name) for file, names in doors.items() for name in names
+    }
+
+
+def reads_of(attribute: str, of: str) -> set[tuple[str, str]]:
+    """The files and functions that read an attribute of variables, or of attributes, whose names
+    end with `of`."""
+    return {
         (str(path.relative_to(ROOT / "discreet")), function.name)
         for path in (ROOT / "discreet").rglob("*.py")
-        for function in ast.walk(ast.parse(path.read_text()))
+        for function in nodes_of(path)
         if isinstance(function, ast.FunctionDef)
         for read in ast.walk(function)
-        if isinstance(read, ast.Attribute) and read.attr == "settings" and _is_plan(read.value)
+        if isinstance(read, ast.Attribute)
+        and read.attr == attribute
+        and getattr(read.value, "attr", getattr(read.value, "id", "")).endswith(of)
     }
-    assert found == {(file, name) for file, names in doors.items() for name in names}
-
-
-def _is_plan(read: ast.expr) -> bool:
-    """True for a variable or an attribute whose name ends with plan."""
-    name: str = getattr(read, "attr", getattr(read, "id", ""))
-    return name.endswith("plan")
 
 
 def test_files_are_short() -> None:

@@ -19,7 +19,8 @@ from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.app import answered
-from discreet.node.policy import ClientPolicy, Promise, check_promise
+from discreet.node.policy import ClientPolicy, check_promise
+from discreet.node.promise import Promise
 from discreet.node.time_limit import FAILURES, NO_CHANGE
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import secure_source

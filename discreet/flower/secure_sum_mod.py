@@ -14,7 +14,6 @@ from torch import Tensor
 
 from discreet.flower.array_layout import layout_of, only_arrays
 from discreet.flower.tested_flower import MOD_PLACES, refusal
-from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
 from discreet.node.app import answered
@@ -23,14 +22,13 @@ from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import ClientPolicy
 from discreet.node.secure_aggregation import answer_masking
 from discreet.node.time_limit import FAILURES, NO_CHANGE
-from discreet.node.work import Work, check_names
+from discreet.node.work import check_names, work_of
 from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import secure_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import read_masking, split_content
 from discreet.protocol.messages import MASKING, request_of
 from discreet.settings.adjacency import USER
-from discreet.settings.privacy import Sizes
 
 logger = logging.getLogger("discreet.client")
 
@@ -92,14 +90,13 @@ def _read_work(
         data_owner = ""
     else:
         data_owner = str(virtual.client_id)
-    sizes = Sizes(layout.num_params)
-    asked = Work(request, mechanisms_of(request.run, sizes=sizes))
+    asked = work_of(request).sized(layout.num_params)
     accounts = accounts_of(request.run, virtual, context.node_config)
     message.content = content
 
     def work(sums: SecureSum) -> Tensor:
         """The clipped difference between the app's result and the sent arrays, and its bit."""
-        if not request.run.masked or USER not in asked.mechanisms:
+        if asked.terms.promise.sums is None or USER not in asked.mechanisms:
             raise Refused(
                 "this app adds up updates of whole clients: the run needs "
                 "privacy.user.aggregation=secure"

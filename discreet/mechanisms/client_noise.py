@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -89,6 +89,12 @@ class OwnNoise:
 
     privacy: LocalPrivacy
     of_examples: bool = False
+
+    def within(self, l1_norm: float) -> OwnNoise:
+        """The same noise for answers of at most this L1 norm, which Laplace noise is for."""
+        if self.privacy.kind != "laplace":
+            return self
+        return replace(self, privacy=replace(self.privacy, clip_norm=l1_norm))
 
     @property
     def unit(self) -> float:

@@ -174,11 +174,8 @@ class LocalNoise:
 
 def answer_noise(run: ClientSettings, l1_norm: float = 1.0) -> OwnNoise:
     """The noise that a client draws on its own answers, of at most this L1 norm."""
-    if run.local.kind == "laplace":
-        norm = l1_norm
-    else:
-        norm = 1.0
-    return OwnNoise(LocalPrivacy(run.local.kind, norm, run.evaluation.noise_multiplier, run.noise))
+    noise = LocalPrivacy(run.local.kind, 1.0, run.evaluation.noise_multiplier, run.noise)
+    return OwnNoise(noise).within(l1_norm)
 
 
 def round_privacy(run: ClientSettings, *, round_number: int) -> LocalPrivacy:

@@ -199,7 +199,10 @@ class MaskedGaussian(UserNoise):
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
         # The client's own account is checked against its budgets when it adds its vector to the
         # sum.
-        return ClientRound(self.run.user.noise_multiplier or 0.0)
+        noise = self.run.user.noise_multiplier or 0.0
+        if self.run.evaluation.private:
+            noise = min(noise, self.run.evaluation.noise_multiplier)
+        return ClientRound(noise)
 
     def add_up(self, replies: Replies, state: RoundState) -> UnopenedSum:
         """The one sum that has arrived, unopened."""

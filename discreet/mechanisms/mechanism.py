@@ -265,14 +265,15 @@ def charged(mechanism: Mechanism, number: int, *, again: bool = False) -> DpEven
 
 
 def releases_of(
-    mechanism: Mechanism, run: ClientSettings, rounds: int
+    mechanism: Mechanism, run: ClientSettings, rounds: int, *, again: bool = False
 ) -> tuple[tuple[DpEvent, int], ...]:
-    """The events of so many rounds, with ratings, and with the question about data before them."""
+    """The events of so many rounds, with ratings, and with the question about data before them.
+    `again`: as `charged` has it."""
     releases = Counter[Any]()
     if run.asks_of_data:
         releases[run.statistics.event] += 1
     for number in range(1, rounds + 1):
-        releases[charged(mechanism, number)] += 1
+        releases[charged(mechanism, number, again=again)] += 1
     _, alone = run.evaluation.ratings(rounds)
     if alone and mechanism.answers is not None:
         releases[mechanism.answers.event] += alone

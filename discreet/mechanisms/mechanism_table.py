@@ -109,10 +109,3 @@ def round_mechanism(
     from discreet.mechanisms.unprotected import Unprotected
 
     return Unprotected(run, clip, sizes)
-
-
-def masked_mechanism(run: ClientSettings, sizes: Sizes = PLANNED) -> Mechanism | None:
-    """The mechanism of masked sums; None if the server reads replies."""
-    if run.masked:
-        return server_mechanism(run, sizes=sizes)
-    return None

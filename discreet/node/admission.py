@@ -12,19 +12,13 @@ from torch import Tensor
 
 from discreet.accounting.events import noise_in
 from discreet.ledger.durable_ledger import Charge
-from discreet.ledger.owner_account import account_name
 from discreet.mechanisms.client_noise import LocalPrivacy
-from discreet.mechanisms.mechanism import SERVER, Unreachable
-from discreet.mechanisms.mechanism_table import own_noise
+from discreet.mechanisms.mechanism import Unreachable
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_deltas, check_policy
-from discreet.node.work import Work, work_of
-from discreet.settings.adjacency import EXAMPLE, USER
-from discreet.training.local_training import (
-    LocalSettings,
-    settings_without_noise,
-    steps_of,
-)
+from discreet.node.work import Work
+from discreet.settings.adjacency import USER
+from discreet.training.local_training import LocalSettings, steps_of
 
 NO_LEDGER = (
     "this client has no ledger, so it refuses work that it would have to account for: "
@@ -99,13 +93,8 @@ def admit(
     Raises:
       ConfigError: the number of examples that the owner declares does not fit the run.
     """
-    declared = policy.public_num_examples
-    if (
-        declared is not None
-    ):  # either number is a constant, and what it costs is charged: add-or-remove holds with both
-        run = work.request.run
-        run = replace(run, data=replace(run.data, public_num_examples=declared))
-        work = work_of(replace(work.request, run=run))
+    if policy.public_num_examples is not None:
+        work = work.declaring(policy.public_num_examples)
     asked = {size: _asked(work, size, policy) for size in set(sizes.values())}
     while True:
         found = dict[str, Admitted | Refused]()
@@ -164,21 +153,16 @@ def _planned(work: Work, num_examples: int) -> tuple[Admitted, dict[str, float]]
     each guarantee: as declared, and also by each event that it is charged.
 
     Raises:
-      Refused: the run has no such round. Unreachable: a mechanism has no part for the client.
+      Unreachable: a mechanism has no part for the client.
     """
-    run = work.request.run
     number = work.request.round
-    trains = work.request.work.trains
-    # After the last round, a cohort may still be asked to rate the last model.
-    if number > run.rounds + (not trains):
-        raise Refused(
-            f"the train request is for round {number}, but the run has rounds={run.rounds}"
-        )
-    planned = Admitted(settings_without_noise(run.training, run.task) if trains else None)
+    asked = work.request.work
+    planned = Admitted(work.terms.training if asked.trains else None)
     noises = dict[str, float]()
     charges = list[Charge]()
+    rating = work.terms.own_noise
     for name, mechanism in work.mechanisms.items():
-        part = mechanism.at_client(number, num_examples, trains=trains)
+        part = mechanism.at_client(number, num_examples, trains=asked.trains)
         # No two mechanisms of a run set the same part.
         planned = replace(
             planned,
@@ -190,21 +174,10 @@ def _planned(work: Work, num_examples: int) -> tuple[Admitted, dict[str, float]]
         noises[name] = part.noise_multiplier
         for event, count in part.events:
             noises[name] = min(noises[name], noise_in(event))
-            account = account_name("", by_owner=name == EXAMPLE and run.example.by_owner)
-            charges.append(Charge(number, name, account, event, count))
-        if run.clients_noise_ratings:
-            noises[name] = min(noises[name], run.evaluation.noise_multiplier)
-    if work.request.work.query and run.clients_noise_ratings:
-        charges.append(_charge_of_answer(work))
+            charges.append(Charge(number, name, work.terms.account(name), event, count))
+        if rating is not None:  # then no other guarantee is on
+            noises[name] = min(noises[name], rating.privacy.noise_multiplier)
+            # No example is both trained on and held out, so one account for both is an upper bound.
+            if asked.query:
+                charges.append(Charge(number, name, work.terms.account(name), rating.privacy.event))
     return replace(planned, charges=tuple(charges)), noises
-
-
-def _charge_of_answer(work: Work) -> Charge:
-    """The charge of an answer that the client noises. No example is both trained on and held out,
-    so one account for both is an upper bound."""
-    noise = own_noise(work.request.run)
-    assert noise is not None
-    payer = next(
-        name for name, mechanism in work.mechanisms.items() if SERVER not in mechanism.charged_at
-    )
-    return Charge(work.request.round, payer, "", noise.privacy.event)

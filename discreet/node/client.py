@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.client_noise import release_update
-from discreet.mechanisms.mechanism_table import own_noise
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of
 from discreet.node.account import Accounts, Refused
@@ -28,7 +27,6 @@ from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import (
     OF_DATA,
-    STATISTICS,
     MalformedMessage,
     TrainReply,
     TrainRequest,
@@ -121,7 +119,7 @@ class Client:
           MalformedMessage: the parameters, or the frozen values, are those of another model.
           ConfigError: the number of examples that the owner declares does not fit the run.
         """
-        if work.request.run.masked:
+        if work.terms.promise.sums is not None:
             raise Refused(
                 "the run is under secure aggregation, but this message asks for an unmasked update"
             )
@@ -193,7 +191,7 @@ class Client:
     def _count(self, work: Work) -> int:
         """The number of examples, or of owners if these are the unit of the run."""
         try:
-            return len(units_of(self.examples, work.request.run.example.most_rows))
+            return len(units_of(self.examples, work.terms.most_rows))
         except ValueError as error:
             said = (
                 "privacy.example.unit=owner: this client's data do not give the owner of each row"
@@ -202,8 +200,8 @@ class Client:
 
     def _check_model(self, request: TrainRequest, params: Tensor) -> None:
         size = sum(parameter.numel() for parameter in trainable(self.model))
+        name = request.run.model.name
         if params.shape != (size,):
-            name = request.run.model.name
             given = params.numel()
             raise MalformedMessage(
                 f"the model {name} has {size} trainable parameters, but the train "
@@ -211,46 +209,26 @@ class Client:
             )
         if request.frozen is not None and request.frozen != frozen_digest(self.model):
             raise MalformedMessage(
-                f"the frozen values of the model {request.run.model.name} are not the server's: "
+                f"the frozen values of the model {name} are not the server's: "
                 "both must load the same"
             )
 
     def _answer(self, work: Work, params: Tensor) -> Tensor:
-        from discreet.queries.query import query_of  # most messages ask none
-
-        run = work.request.run
-        name = work.request.work.query
-        if name in OF_DATA:
-            # A run that does not ask this has no plan to pay for it either.
-            if name == STATISTICS:
-                asked = run.statistics.only
-            else:
-                asked = run.needs_normaliser
-            if not asked or work.request.work.trains or self.shape is None:
-                raise Refused(f"this run does not include the query {name} about clients' data")
-            query = query_of(name, run, self.shape)
-            told = self._told(work, query, partial(query.answer, *self._rows))
-            return told.to(torch.float32)
-        if self.held_out is None or self.shape is None:
+        if work.request.work.query in OF_DATA:
+            query = work.query(self.shape)
+            given = self.examples
+            answer = self._told(work, query, partial(query.answer, given.inputs, given.targets))
+            return answer.to(torch.float32)
+        if self.held_out is None:
             raise Refused(
                 "this client holds no examples out, because the run does not have "
                 "evaluation.kind=private"
             )
-        query = query_of(name, run, self.shape)
+        query = work.query(self.shape)
         answer = self._told(work, query, partial(self._rated, query, params, self.held_out))
-        if run.clients_noise_ratings:
-            noise = own_noise(run, query.l1_norm)
-        else:
-            noise = None
-        if noise is None:
-            sent = answer
-        else:
-            sent = noise.noised(answer, len(self.held_out), self.source)
-        return sent.to(torch.float32)
-
-    @property
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        return self.examples.inputs, self.examples.targets
+        if (noise := work.terms.own_noise) is not None:
+            answer = noise.within(query.l1_norm).noised(answer, len(self.held_out), self.source)
+        return answer.to(torch.float32)
 
     def _told(self, work: Work, query: Query, answer: Callable[[], Tensor]) -> Tensor:
         """An answer; zeros if it can't be computed, as if the client held no examples. Its noise

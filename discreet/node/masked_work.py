@@ -13,18 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
-from discreet.ledger.owner_account import account_name
-from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
 from discreet.node.nodes import client_of
 from discreet.node.policy import ClientPolicy, budgets_of, check_own_count
 from discreet.node.work import Work, check_names, work_of
 from discreet.privacy.secure_grid import SecureSum
-from discreet.protocol.messages import EVALUATION, TrainRequest, decode_request
-from discreet.queries.query import query_of
-from discreet.settings.adjacency import EXAMPLE
-from discreet.settings.privacy import Sizes
+from discreet.protocol.messages import TrainRequest, decode_request
 
 
 @dataclass(eq=False)
@@ -49,7 +44,7 @@ class MaskedWork:
     def __post_init__(self) -> None:
         for mechanism in self.asked.mechanisms.values():
             vector = mechanism.participation.vector
-            if vector is not None and self.request.run.masked:
+            if vector is not None and self.asked.terms.promise.sums is not None:
                 self.sums = vector
                 self.guarantee = mechanism.guarantee
                 return
@@ -65,12 +60,7 @@ class MaskedWork:
         request, params = decode_request(content, allowed=allowed)
         asked = work_of(request)
         client = client_of(asked, node_config, policy=policy)
-        answer = 0
-        if request.run.evaluation.private:
-            assert client.shape is not None
-            answer = query_of(EVALUATION, request.run, client.shape).length
-        sizes = Sizes(params.numel(), answer)
-        asked = Work(request, mechanisms_of(request.run, sizes=sizes))
+        asked = asked.sized(params.numel(), client.shape)
         return cls(
             asked,
             client.accounts,
@@ -115,8 +105,7 @@ class MaskedWork:
     @property
     def account(self) -> str:
         """The account of the unit that the sum protects."""
-        by_owner = self.guarantee == EXAMPLE and self.request.run.example.by_owner
-        return account_name(self.data_owner, by_owner=by_owner)
+        return self.asked.terms.account(self.guarantee, self.data_owner)
 
     def report(self, size: int) -> None:
         """Logs the size of the masked vector that has left, and this client's spending by its own

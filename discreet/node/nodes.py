@@ -126,7 +126,7 @@ def node_client(
     if policy is None:
         policy = policy_from(node_config)
     if policy.min_groups and request.work.trains:
-        check_turn(run, request.round, node_id)
+        check_turn(run.user.groups, request.round, node_id)
     return Client(
         model, examples, accounts, policy, secure_source(), held_out=held_out, shape=shape
     )

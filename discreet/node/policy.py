@@ -8,21 +8,18 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from discreet.accounting.events import noise_in
-from discreet.accounting.privacy_ledger import PrivacyLedger
-from discreet.mechanisms.mechanism import PURE, Mechanism, charged, releases_of
+from discreet.mechanisms.mechanism import PURE
 from discreet.node.account import Budget, Refused
+from discreet.node.promise import Promise
 from discreet.settings.adjacency import GUARANTEES, USER
-from discreet.settings.client_settings import ClientSettings
-from discreet.settings.clip_choice import CLIP
 from discreet.settings.foreign_files import one_line
-from discreet.settings.privacy import OWNER, PLANNED, SECURE
+from discreet.settings.privacy import OWNER, SECURE
 from discreet.settings.rules import (
     ConfigError,
     Count,
@@ -237,22 +234,21 @@ def check_deltas(
     it is."""
     from discreet.training.local_training import counted_examples  # with PyTorch, for work alone
 
-    run = work.request.run
     if training is None:
         counted = num_examples
     else:
         counted = counted_examples(num_examples, training)
-    if run.clients_noise_ratings:
+    terms = work.terms
+    if share := terms.noised_share:
         # the largest possible number, including held-out examples
-        counted = math.ceil((counted + 1) / (1 - run.evaluation.share))
-    deltas = {"privacy.delta": run.delta}
+        counted = math.ceil((counted + 1) / (1 - share))
+    deltas = {"privacy.delta": terms.promise.delta}
     if math.isfinite(policy.max_epsilon):
         deltas["max-delta of this client's policy"] = policy.max_delta
     for name, delta in deltas.items():
         if counted > 1 and delta >= 1 / counted:
-            units = f"{run.example.unit_name}s"
             raise Refused(
-                f"{name} must be below 1 / n of this client's n {units} (it is {delta:g})"
+                f"{name} must be below 1 / n of this client's n {terms.unit}s (it is {delta:g})"
             )
 
 
@@ -266,56 +262,18 @@ def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[st
     Raises:
       Refused: with the setting that is too weak.
     """
-    run = work.request.run
-    found = {
-        name: least_noise(work, noise) if name == USER and policy.min_noise_multiplier else noise
-        for name, noise in noise_multipliers.items()
-    }
-    units = (OWNER,) if run.example.by_owner else ()
-    check_promise(
-        policy,
-        Promise(
-            found,
-            run.delta,
-            units=units,
-            masked=run.masked,
-            turns=(run.user.sampling, run.user.groups),
-        ),
-    )
-    if run.masked:
-        check_sums(
-            policy,
-            colluding=run.secure.colluding,
-            summands=run.secure.summands(run.user.population_size),
-        )
-    if USER in noise_multipliers and math.isfinite(policy.max_epsilon):
-        planned = planned_user_epsilon(
-            work, noise_multiplier=noise_multipliers[USER], delta=policy.max_delta
-        )
+    noises = dict(noise_multipliers)
+    promise = work.terms.promise
+    # For masked sums it is the declared noise; `check_own_count` checks the actual noise.
+    if USER in noises and policy.min_noise_multiplier and promise.sums is None:
+        noises[USER] = work.least_user_noise()
+    check_promise(policy, replace(promise, noises=noises))
+    if USER in noises and math.isfinite(policy.max_epsilon):
+        planned = work.planned_user_epsilon(policy.max_delta)
         allowed = f"allows epsilon up to {policy.max_epsilon:g}; the run plans a user-level"
         _hold(
             planned <= policy.max_epsilon, f"{allowed} {planned:.4g} at delta {policy.max_delta:g}"
         )
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a door of a node promises of its reply. Each door states it, and `check_promise` asks
-    the owner.
-
-    Attributes:
-      noises: the least noise multiplier of each guarantee that is on.
-      delta: that of the run, or of the app.
-      units: further names of a policy's `require` that hold, such as `owner`.
-      masked: True if nothing leaves except under secure aggregation.
-      turns: the kind of sampling, and the number of groups that take turns.
-    """
-
-    noises: Mapping[str, float]
-    delta: float
-    units: tuple[str, ...] = ()
-    masked: bool = False
-    turns: tuple[str, int] = ("none", 0)
 
 
 def check_promise(policy: ClientPolicy, promised: Promise) -> None:
@@ -329,7 +287,7 @@ def check_promise(policy: ClientPolicy, promised: Promise) -> None:
     kind, groups = promised.turns
     cyclic = f"requires sampling.kind=cyclic with {policy.min_groups} groups or more; the run"
     _hold(groups >= policy.min_groups, f"{cyclic} has sampling.kind={kind} and {groups}")
-    plain = SECURE in policy.require and not promised.masked
+    plain = SECURE in policy.require and promised.sums is None
     _hold(not plain, "requires secure aggregation, but the run would read its update")
     given = {*noises, *promised.units, SECURE}
     for name in policy.require:
@@ -344,46 +302,9 @@ def check_promise(policy: ClientPolicy, promised: Promise) -> None:
         promised.delta <= policy.max_delta,
         f"allows delta up to {policy.max_delta:g}; the run has {promised.delta:g}",
     )
-
-
-def least_noise(work: Work, noise: float) -> float:
-    """The smallest noise multiplier of a run's releases that are charged to the server.
-
-    It is the multiplier of the release's event, so a round with correlated noise counts with
-    everything that it reveals. For masked sums it is the declared noise; `check_own_count` checks
-    the actual noise.
-
-    Raises:
-      Refused: an event that has no such number.
-    """
-    run = work.request.run
-    if run.masked:
-        if run.evaluation.private:
-            return min(noise, run.evaluation.noise_multiplier)
-        return noise
-    noised, mechanism = _of_users(work, noise)
-    try:
-        # As for rounds that are made again: by everything that each reveals.
-        events = {charged(mechanism, number, again=True) for number in range(1, run.rounds + 1)}
-        events |= {event for event, _ in releases_of(mechanism, noised, 0)}
-        if run.evaluation.private and mechanism.answers is not None:
-            events.add(mechanism.answers.event)
-        return min(noise_in(event) for event in events if event is not None)
-    except ValueError as error:
-        raise Refused(
-            f"the policy of this client can't be checked against the run: {error}"
-        ) from error
-
-
-def _of_users(work: Work, noise: float) -> tuple[ClientSettings, Mechanism]:
-    """The run with this noise at user level, and its user-level mechanism."""
-    run = work.request.run
-    mechanism = work.mechanisms[USER]
-    if run.configured_noise_multiplier(USER) == noise:
-        return run, mechanism
-    noised = run.with_noise(USER, noise)
-    make: Any = type(mechanism)
-    return noised, make(noised, CLIP, PLANNED)
+    if promised.sums is not None:
+        colluding, summands = promised.sums
+        check_sums(policy, colluding=colluding, summands=summands)
 
 
 def _hold(holds: bool, said: str) -> None:
@@ -391,10 +312,9 @@ def _hold(holds: bool, said: str) -> None:
         raise Refused(f"the policy of this client {said}")
 
 
-def check_turn(run: ClientSettings, number: int, node_id: int | None) -> None:
+def check_turn(groups: int, number: int, node_id: int | None) -> None:
     """Refuses to train out of turn, for a policy with `min_groups`. The node's own number decides
     its turn, and the server finds the same turn. `node_id`: None if it is not known."""
-    groups = run.user.groups
     from discreet.privacy.sampling import in_turn  # not in a guard
 
     if node_id is None or not in_turn(node_id, number, groups=groups):
@@ -425,23 +345,6 @@ def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
     _hold(enough, f"{wanted}; the sum has {noise:.4g} by this client's own count")
 
 
-def planned_user_epsilon(work: Work, *, noise_multiplier: float, delta: float) -> float:
-    """The user-level epsilon at `delta` after the planned rounds, or the run's budget if that is
-    smaller, but never less than the cost of one round. `delta` is at least the run's, so its budget
-    holds there."""
-
-    run = work.request.run
-    noised, mechanism = _of_users(work, noise_multiplier)
-
-    def epsilon(rounds: int) -> float:
-        return PrivacyLedger(releases_of(mechanism, noised, rounds)).epsilon(delta, run.accountant)
-
-    budget = run.user.max_epsilon
-    if budget is None:
-        return epsilon(run.rounds)
-    return max(epsilon(1), min(epsilon(run.rounds), budget))
-
-
 def budgets_of(policy: ClientPolicy, work: Work, charges: Sequence[Charge]) -> tuple[Budget, ...]:
     """The run's budgets for the guarantees that are charged to the client itself, and the owner's
     budget for all releases about the client's data, each at its own delta.
@@ -450,19 +353,11 @@ def budgets_of(policy: ClientPolicy, work: Work, charges: Sequence[Charge]) -> t
     spread over rounds. With PLD at a delta the same releases would cost less, and a repeated round
     would still fit. This does not apply if `max_epsilon` gives a budget at delta instead.
     """
-    run = work.request.run
-    budgets = list[Budget]()
-    pure = list[Budget]()
-    for name in dict.fromkeys(charge.guarantee for charge in charges):
-        epsilon = run.largest_epsilon(name)
-        target = run.target_epsilon(name)
-        if epsilon is not None:
-            budgets.append(Budget(epsilon, run.delta, name))
-        if target is None or run.terms(name).max_epsilon is not None:
-            continue
-        if PURE in work.mechanisms[name].accountants:
-            pure.append(Budget(target, 0.0, name))
-    budgets += pure
+    charged = {charge.guarantee for charge in charges}
+    pure = {name for name in charged if PURE in work.mechanisms[name].accountants}
+    budgets = [
+        each for each in work.terms.budgets if each.guarantee in (charged if each.delta else pure)
+    ]
     if math.isfinite(policy.max_epsilon):
         budgets.append(Budget(policy.max_epsilon, policy.max_delta))
     return tuple(budgets)

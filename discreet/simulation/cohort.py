@@ -33,7 +33,7 @@ from discreet.models.models import (
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import admit
 from discreet.node.client import ExactReply, noised_vector
-from discreet.node.work import Work
+from discreet.node.work import Work, client_terms
 from discreet.per_example.objective import trainable
 from discreet.planning.plan import Plan
 from discreet.privacy.clipping import clip_by_norm, row_norms
@@ -255,6 +255,7 @@ class BatchedTransport:
         self.engine = engine
         self.accounts = accounts
         self.clients = range(len(engine.client_examples))
+        self._terms = client_terms(plan.run)
         self._workers = (workers or _workers_here)(engine)
 
     def __enter__(self) -> Self:
@@ -285,7 +286,7 @@ class BatchedTransport:
         self, asked: TrainRequest, cohort: Sequence[int], refused: list[Failure]
     ) -> Iterator[_ChunkWork]:
         """The chunks of the clients that take part; the others are added to `refused`."""
-        work = Work(asked, self.plan.mechanisms)
+        work = Work(asked, self.plan.mechanisms, self._terms)
         for clients, sizes in self._chunks(cohort):
             named = dict(zip(map(str, clients), sizes, strict=True))
             admitted = list[int]()

@@ -20,7 +20,7 @@ from discreet.mechanisms.mechanism_table import mechanisms_of
 from discreet.mechanisms.sums import PartialReply, UnopenedSum
 from discreet.node.account import Accounts, Refused
 from discreet.node.nodes import virtual_client
-from discreet.node.work import Work
+from discreet.node.work import Work, client_terms
 from discreet.planning.plan import Plan
 from discreet.planning.state import Outcome
 from discreet.privacy.secure_grid import SecureSum
@@ -59,13 +59,14 @@ class InProcessTransport:
 
     def ask(self, asked: TrainRequest, params: Tensor, cohort: Sequence[int]) -> Iterator[Reply]:
         """Trains the clients one after the other."""
+        terms = client_terms(asked.run)
         for client_id in cohort:
             virtual = VirtualClient(
                 client_id, self.state_folder, seed=self.plan.seed, data_path=self.plan.data.path
             )
             request = replace(asked, virtual=virtual)
             try:
-                work = Work(request, self.plan.mechanisms)
+                work = Work(request, self.plan.mechanisms, terms)
                 client = virtual_client(work)
                 if self.vector is None:
                     yield replace(client.answer(work, params), client=client_id)

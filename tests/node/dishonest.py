@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
@@ -14,7 +15,7 @@ from discreet.flower.masked_transport import read_masking_reply
 from discreet.flower.serving import encode_request, parameters_record
 from discreet.masking.wire import Part, Stage, Terms, read_request, write_request
 from discreet.mechanisms.masked_sums import MaskedGaussian
-from discreet.mechanisms.mechanism_table import masked_mechanism
+from discreet.mechanisms.mechanism_table import server_mechanism
 from discreet.models.models import flatten_parameters
 from discreet.node.app import train
 from discreet.node.nodes import model_of, shape_of
@@ -67,9 +68,9 @@ class Told:
             if self.arrays is None
             else SIZE
         )
-        sums = masked_mechanism(self.run, Sizes(size)) or MaskedGaussian(
-            self.run, sizes=Sizes(size)
-        )
+        sizes = Sizes(size)
+        found = server_mechanism(self.run, sizes=sizes) if self.run.masked else None
+        sums: Any = found or MaskedGaussian(self.run, sizes=sizes)
         return terms_of(RUN, self.run, sums.vector)
 
     @property

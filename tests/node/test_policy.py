@@ -29,8 +29,6 @@ from discreet.node.policy import (
     ClientPolicy,
     budgets_of,
     check_policy,
-    least_noise,
-    planned_user_epsilon,
     policy_from,
     words_of,
 )
@@ -222,8 +220,9 @@ def test_the_planned_user_level_epsilon_is_at_the_owners_delta() -> None:
 def test_a_declared_budget_counts_only_as_far_as_a_round_fits_into_it() -> None:
     budget = config(*USER_ON, "privacy.user.max_epsilon=1")
     assert refusal(ClientPolicy(max_epsilon=1, max_delta=1e-5), budget, user=1.1) == ""
+    none = config(*USER_ON, "privacy.user.max_epsilon=1", "privacy.user.noise_multiplier=0")
     assert "plans a user-level inf" in refusal(
-        ClientPolicy(max_epsilon=1, max_delta=1e-5), budget, user=0.0
+        ClientPolicy(max_epsilon=1, max_delta=1e-5), none, user=0.0
     )
 
 
@@ -260,12 +259,12 @@ def test_a_policy_counts_the_ratings_of_a_run(cohort: str) -> None:
         client_settings(config("rounds=20", "privacy.delta=1e-5", *NOISE, *more))
         for more in ((), words)
     )
-    most = planned_user_epsilon(work_in(plain), noise_multiplier=1.5, delta=1e-5) + 0.01
+    most = work_in(plain).planned_user_epsilon(1e-5) + 0.01
     owner = ClientPolicy(max_epsilon=most, max_delta=1e-5)
     check_policy(owner, work_in(plain), noise_multipliers={USER: 1.5})
     with pytest.raises(Refused, match="run plans a user-level"):
         check_policy(owner, work_in(rated), noise_multipliers={USER: 1.5})
-    assert least_noise(work_in(rated), 1.5) == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
+    assert work_in(rated).least_user_noise() == pytest.approx({"own": 1.5, "same": 1.2}[cohort])
 
 
 TURNS = ("rounds=100", "data.num_clients=12", "sampling.kind=everyone", "privacy.delta=1e-3")
@@ -299,7 +298,7 @@ def test_the_least_noise_is_that_of_the_most_expensive_round_not_its_new_noise(
 
 def test_the_least_noise_of_a_fixed_size_cohort_is_over_the_replacement_sensitivity() -> None:
     run = client_settings(config(*USER_ON, "sampling.kind=fixed", "privacy.accountant=rdp"))
-    assert least_noise(work_in(run), 1.1) == pytest.approx(0.55)
+    assert work_in(run).least_user_noise() == pytest.approx(0.55)
 
 
 @pytest.mark.parametrize(
