@@ -158,7 +158,4 @@ def check_optimizers(optimizers: Sequence[Optimizer], parameters: Sequence[nn.Pa
 def check_same(before: Sequence[nn.Parameter], parameters: Sequence[nn.Parameter]) -> None:
     """Raises ValueError unless the pieces of a batch have the same trainable parameters."""
     if len(before) != len(parameters) or any(map(is_not, before, parameters)):
-        raise ValueError(
-            "model: a parameter was frozen or released between two pieces of one batch: do it after"
-            " a step that has returned true"
-        )
+        raise ValueError("model: parameters were frozen or released between pieces of one batch")

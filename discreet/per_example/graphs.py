@@ -113,8 +113,8 @@ def graphs_in(tree: Any) -> Graphs | None:
     graph, ascending from 0; every graph has a node.
 
     Raises:
-      ValueError: an edge joins two graphs, or the number of a tensor's rows does not fit its place
-        or name.
+      ValueError: `batch` is not ascending, an edge joins two graphs, or the number of a tensor's
+        rows does not fit its place or name.
     """
     values: list[tuple[Any, Any]] = []
     if isinstance(tree, dict):
@@ -154,11 +154,15 @@ def _kind_of(key: Any, edges: Any, batch: Any) -> str:
 
 
 def _check_graphs(found: Graphs, values: Sequence[tuple[Any, Tensor]]) -> None:
-    """Raises ValueError if an edge joins two graphs, or the number of a tensor's rows does not fit
-    its kind."""
+    """Raises ValueError if graphs are not in order, an edge joins two of them, or the number of a
+    tensor's rows does not fit its kind."""
     batch = found.leaf("batch")
     ends = found.leaf("edge_index")
     owners = found.owners
+    if len(batch) and not _numbers(batch):
+        raise ValueError(
+            "inputs: batch must number the nodes' graphs in order and without a gap: 0, 0, 1, 1, 2"
+        )
     if not bool((batch[ends[0]] == batch[ends[1]]).all()):
         raise ValueError(
             "inputs: an edge joins two graphs of the batch, so that no graph goes through the "

@@ -382,7 +382,7 @@ def test_a_parameter_stays_frozen_or_trainable_through_the_pieces_of_a_batch(
     assert not loop.step(*next(batches))
     parameter.requires_grad_(not at_first)
     piece = next(batches)
-    with pytest.raises(ValueError, match="frozen or released between two pieces of one batch"):
+    with pytest.raises(ValueError, match="frozen or released between pieces of one batch"):
         loop.step(*piece)
     assert loop.steps_taken == 0
     parameter.requires_grad_(at_first)

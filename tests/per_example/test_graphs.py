@@ -13,6 +13,7 @@ from torch.nn import functional
 from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.layers.refusals import MixesExamples
+from discreet.per_example.graphs import graphs_in
 from discreet.per_example.per_example import clipped_gradient_sum
 
 COUNT = 12
@@ -213,3 +214,14 @@ def test_an_edge_between_two_graphs_is_refused() -> None:
     whole.edge_index[1, 0] = len(whole.atoms) - 1
     with pytest.raises(ValueError, match="joins two graphs"):
         clipped_gradient_sum(seeded(), whole, targets=TARGETS, clip_norm=1.0)
+
+
+@pytest.mark.parametrize("batch", [[1, 1, 0, 0], [0, 0, 2, 2], [1, 1, 2, 2]])
+def test_graphs_that_are_not_numbered_in_order_are_refused(batch: list[int]) -> None:
+    inputs = {
+        "atoms": torch.zeros(4, 3),
+        "edge_index": torch.tensor([[0, 2], [1, 3]]),
+        "batch": torch.tensor(batch),
+    }
+    with pytest.raises(ValueError, match="in order and without a gap"):
+        graphs_in(inputs)
