@@ -93,8 +93,7 @@ def identity(dataset: Any) -> object:
         for value in dataset.tensors:
             if value.layout != torch.strided or value.is_nested or value.is_quantized:
                 raise ValueError(
-                    "dataset: tensors must be dense and not quantized (value.to_dense(), "
-                    "value.dequantize())"
+                    "dataset: tensors must be dense and not quantized (to_dense(), dequantize())"
                 )
         return tuple((value.data_ptr(), value.shape) for value in dataset.tensors)
     return id(dataset)

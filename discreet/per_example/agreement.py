@@ -379,22 +379,24 @@ def _are_apart(one: Tensor, alone: list[Tensor], part: float | None, share: floa
     """True if two gradients of an example differ at a parameter by more than a share of the largest
     norm of one. NaN, such as from a mean over a made-up length of 0, tells nothing of a rule; but
     one must not be NaN alone: a type may be too narrow for the scale of the loss."""
-    other = torch.cat([value.flatten() for value in alone]).to(one.dtype)
-    known = other.nan_to_num()
-    if part is None:
-        lost = one.isnan() & other.isfinite()
-    else:
-        lost = one.isnan() != other.isnan()
-        one = one.nan_to_num()
-        other = known
-    distances = (one - other).masked_fill_(lost, math.inf)
     sizes = [value.numel() for value in alone]
-    norms = (
-        torch.stack(torch._foreach_norm(torch.split_with_sizes(each, sizes)))
-        for each in (distances, known)
-    )
-    apart, largest = norms
-    return bool((apart > largest.max() * (part or share)).any())
+    other = torch.cat([value.flatten() for value in alone]).to(one.dtype)
+    known = other
+    apart = _norms(one - other, sizes)
+    if not apart.isfinite().all():
+        known = other.nan_to_num()
+        if part is None:
+            lost = one.isnan() & other.isfinite()
+        else:
+            lost = one.isnan() != other.isnan()
+            one = one.nan_to_num()
+            other = known
+        apart = _norms((one - other).masked_fill_(lost, math.inf), sizes)
+    return bool((apart > _norms(known, sizes).max() * (part or share)).any())
+
+
+def _norms(values: Tensor, sizes: list[int]) -> Tensor:
+    return torch.stack(torch._foreach_norm(torch.split_with_sizes(values, sizes)))
 
 
 def _row(objective: Objective, parts: list[GradientsOfSome], at: int) -> Tensor:

@@ -439,5 +439,5 @@ def test_tensors_without_plain_memory_are_refused_by_what_makes_them_plain(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch, about these forms
         rows = form(torch.eye(8, 3))
-    with pytest.raises(ValueError, match=r"must be dense and not quantized \(value.to_dense"):
+    with pytest.raises(ValueError, match=r"must be dense and not quantized \(to_dense"):
         check_one_index(Subset(TensorDataset(rows), range(4)), None)
