@@ -3,8 +3,9 @@
 With guard.toml alone: an overview of the budget, of what ran, and of what waits for approval.
 
 split   deals the patients of the data WHERE to blocks, once, into the folder --out. WHERE is a
-        table (csv, jsonl, parquet, npz), a folder with data.toml, or with --id folders a folder
-        with a subfolder for each patient. With --unit site there is one block, and no --id
+        table (csv, jsonl; parquet and npz with --public-types), a folder with data.toml, or with
+        --id folders a folder with a subfolder for each patient. With --unit site there is one
+        block, and no --id
 check   WHERE is a guard.toml: checks policy, split, account, and which ways out are open from
         inside the sandbox and which channels between blocks. Takes up to two minutes, and longer
         beside other work. --packages: lists the packages that an app finds here instead, for the
@@ -63,6 +64,13 @@ def command(
         Literal["exact", "folded"] | None,
         Option(help="split: whether spellings that differ by case or zeros are one patient"),
     ] = None,
+    public_types: Annotated[
+        bool,
+        Option(
+            "--public-types",
+            help="split: types and shapes in a parquet or npz file are public, whoever is in it",
+        ),
+    ] = False,
     mock: Annotated[
         Path | None, Option(help="try: a folder of public rows, as a block would hold them")
     ] = None,
@@ -81,6 +89,8 @@ def command(
         raise ConfigError(f"there is no site {action}; there are {', '.join(ACTIONS)}")
     if action == "split":
         _check_split(id_column, blocks, out, unit)
+        if not public_types:
+            _check_types(where, id_column or "")
         return _split(where, Path(out or ""), id_column or "", blocks=blocks or 1, ids=ids)
     if action == "try":
         return _try(where, mock, guard)
@@ -120,6 +130,12 @@ def _check_split(id_column: str | None, blocks: int | None, out: Path | None, un
         raise ConfigError("--id and --blocks must be given, and at least 2 blocks")
     if unit == SITE and (id_column is not None or blocks is not None):
         raise ConfigError("--id and --blocks go without --unit site: all data are in one block")
+
+
+def _check_types(data: Path, id_column: str) -> None:
+    from discreet.guard.patient_blocks import check_types
+
+    check_types(data, id_column)
 
 
 def _split(data: Path, out: Path, id_column: str, *, blocks: int, ids: str | None) -> int:

@@ -104,6 +104,7 @@ Seconds = Annotated[float, Rule("at least 0", lambda value: value >= 0)]
 PublicConfig = Mapping[str, object]
 UNREAD = 'false, or charge = "all-blocks", unless enclosure = "kernel": blocks share the kernel'
 ENDING_SECONDS = 0.25  # of a slot, after the block's own time
+KERNEL_ENDING_SECONDS = 1.0  # and for each GB of memory that a kernel of a block gives back
 REPLY_SECONDS = 4.0  # for all that is done before the first slot and after the last one
 
 
@@ -221,7 +222,10 @@ class GuardPolicy:
     def slot_seconds(self) -> float:
         """The seconds from the start of one block to the start of the next. If the first is still
         there, the next starts a whole multiple later."""
-        return self.block_seconds + ENDING_SECONDS
+        ending = ENDING_SECONDS
+        if self.enclosure == "kernel":
+            ending += KERNEL_ENDING_SECONDS * self.limits.memory_mb / 1024
+        return self.block_seconds + ending
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,11 +24,14 @@ from discreet.data.targets import FolderError
 from discreet.guard.site_blocks import BLOCKS, KEY, SPLIT, BlockSplit, archive_of
 from discreet.privacy.person import folded_key
 from discreet.run_files.whole_files import new_folder
+from discreet.settings.foreign_files import read_text
 from discreet.settings.rules import ConfigError
 from discreet.tables.rows_by_person import FORMS, keys_of, rows_by_person
 
 FOLDERS = "folders"  # the id of data in which each patient is a folder
 KEY_BYTES = 32
+# A line of TOML up to its comment, where quotes are in pairs.
+COMMENT = re.compile(r"""^((?:[^#"']|"(?:[^"\\]|\\.)*"|'[^']*')*)#.*$""")
 Files = dict[str, bytes]  # the files of a block by their names
 
 
@@ -46,7 +51,8 @@ def split_site(
     `data` is a table (csv, jsonl, parquet or npz), a folder with a data.toml that names one, or
     with `folders` as the id a folder that holds a folder for each patient. Without an id, for one
     block, any folder or file. `ids`: EXACT or FOLDED, what two spellings of an id mean; by default
-    as data.toml says.
+    as data.toml says. Each block tells the types and shapes in a parquet or npz file: see
+    `check_types`.
 
     Raises:
       ConfigError: the data can't be split, or `folder` exists already: a new key would make a
@@ -56,7 +62,7 @@ def split_site(
         raise ConfigError(f"{folder} exists already: a site is split once and keeps its key")
     key = secrets.token_bytes(KEY_BYTES)
     try:
-        patients, files_of = _read(data, id_column, ids)
+        patients, files_of = _read(data, _table_of(data, id_column), id_column, ids)
     except FolderError as error:
         raise ConfigError(str(error)) from error
 
@@ -77,6 +83,21 @@ def split_site(
     return split
 
 
+def check_types(data: Path, id_column: str) -> None:
+    """Raises ConfigError for a table whose blocks would tell types that follow from all of its
+    rows."""
+    try:
+        table = _table_of(data, id_column)
+    except FolderError as error:
+        raise ConfigError(str(error)) from error
+    if table is not None and table.path.suffix.lower() in (".parquet", ".npz"):
+        raise ConfigError(
+            f"{table.path}: each block would have the types and shapes of the whole file, which "
+            "one patient can change (a long text, a missing number). Give .csv or .jsonl, or say "
+            "--public-types if a public form fixes them, as for images of one size"
+        )
+
+
 def mock_archive(folder: Path) -> bytes:
     """The archive of a folder of public rows, as one block."""
     return archive_of(dict(_files_below(folder, folder)))
@@ -91,25 +112,45 @@ def _write(path: Path, content: bytes) -> None:
 _Blocks = tuple[list[str], Callable[[Sequence[int]], Files]]
 
 
-def _read(data: Path, id_column: str, ids: str | None) -> _Blocks:
-    """The patient of each row or folder, and a function that writes the rows or folders of given
-    positions to a block's files."""
-    if not id_column:
-        return _whole(data)
-    if id_column == FOLDERS:
-        return _folders(data, ids)
+def _table_of(data: Path, id_column: str) -> CsvTable | None:
+    """The table of patients; None if the data are none, or are not split."""
+    if id_column in ("", FOLDERS):
+        return None
     if data.is_file():
-        return _table(CsvTable(data), id_column, ids)
+        return CsvTable(data)
     description = read_description(data)
     if description.test is not None:
         raise FolderError(
             f"{data / DESCRIPTION} names a test set, which every block would contain: remove it"
         )
-    path = data / description.file
-    table = CsvTable(path, description.separator, description.encoding)
-    patients, files_of = _table(table, id_column, ids or description.ids)
-    beside = {DESCRIPTION: (data / DESCRIPTION).read_bytes()}
+    return CsvTable(data / description.file, description.separator, description.encoding)
+
+
+def _read(data: Path, table: CsvTable | None, id_column: str, ids: str | None) -> _Blocks:
+    """The patient of each row or folder, and a function that writes the rows or folders of given
+    positions to a block's files."""
+    if table is None:
+        return _folders(data, ids) if id_column else _whole(data)
+    if data.is_file():
+        return _table(table, id_column, ids)
+    patients, files_of = _table(table, id_column, ids or read_description(data).ids)
+    beside = {DESCRIPTION: without_comments(data / DESCRIPTION)}
     return patients, lambda places: files_of(places) | beside
+
+
+def without_comments(path: Path) -> bytes:
+    """A description without its comments: `data check` writes there what it has read of patients.
+    FolderError: they can't be told from texts."""
+    text = read_text(path, FolderError)
+    lines = [COMMENT.sub(r"\1", line).rstrip() for line in text.splitlines()]
+    bare = "".join(f"{line}\n" for line in lines if line)
+    try:
+        is_same = tomllib.loads(bare) == tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        is_same = False
+    if not is_same:
+        raise FolderError(f"{path}: remove its comments, which every block would contain")
+    return bare.encode()
 
 
 def _whole(data: Path) -> _Blocks:

@@ -427,7 +427,7 @@ def check_room(site: Path, blocks: int) -> None:
     blocks have left there. So what one block prints does not decide whether the site releases
     anything."""
     wanted = blocks * MOST_LOG
-    taken = sum(path.stat().st_size for path in (site / LOGS).glob("*"))
+    taken = sum(512 * path.stat().st_blocks for path in (site / LOGS).glob("*"))
     if free_mb(site) * MEGABYTE + taken < wanted:
         raise Refused(f"this site's guard needs {wanted / MEGABYTE:.1f} MB of free disk space")
 

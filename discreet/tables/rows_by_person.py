@@ -2,7 +2,8 @@
 table, into a training set and a test set or into the blocks of a site.
 
 A file of some rows tells nothing of the others: it has no list of all categories, no count of all
-rows, and no date.
+rows, and no date. Types and shapes of the arrays of an npz file and of the columns of a parquet
+file are those of the whole file, which may follow from any of its rows.
 """
 
 from __future__ import annotations
@@ -159,7 +160,8 @@ def _npz(path: Path, id_column: str | None) -> _Rows:
 
     def content_of(places: Sequence[int]) -> bytes:
         sink = io.BytesIO()
-        taken = {name: values[np.asarray(places, np.int64)] for name, values in arrays.items()}
+        at = np.asarray(places, np.int64)
+        taken = {name: _own_width(values[at]) for name, values in arrays.items()}
         np.savez(sink, allow_pickle=False, **taken)
         return sink.getvalue()
 
@@ -169,3 +171,10 @@ def _npz(path: Path, id_column: str | None) -> _Rows:
     if arrays[id_column].ndim != 1:
         raise FolderError(f"{path}: {id_column} must have one id per row")
     return arrays[id_column].tolist(), content_of
+
+
+def _own_width(values: Cells) -> Cells:
+    """Texts in an array that is as wide as the longest of these alone."""
+    if values.dtype.kind not in "US":
+        return values
+    return np.array(values.tolist(), dtype=values.dtype.kind).reshape(values.shape)

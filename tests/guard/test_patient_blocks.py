@@ -6,6 +6,7 @@ import io
 import json
 import os
 import tarfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +15,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from discreet.guard.patient_blocks import block_of, split_site
+from discreet.cli.main import main
+from discreet.data.targets import FolderError
+from discreet.guard.patient_blocks import block_of, split_site, without_comments
 from discreet.guard.site_blocks import KEY, read_blocks
 from discreet.settings.rules import ConfigError
 
 BLOCKS = 4
 PATIENTS = [f"p{number}" for number in range(20)]
+NEW = "a name that is longer than all others"
 
 
 def content(archive: Path) -> dict[str, bytes]:
@@ -62,18 +66,48 @@ def test_one_patient_more_changes_one_block_alone(
 ) -> None:
     with_key(monkeypatch)
     made = []
-    for number, patients in enumerate((PATIENTS, [*PATIENTS, "a new one"])):
+    for number, patients in enumerate((PATIENTS, [*PATIENTS, NEW])):
         folder = tmp_path / str(number)
         folder.mkdir()
         split_site(
-            written(folder, patients, kind), folder / "site", id_column="patient", count=BLOCKS
+            written(folder, patients, kind),
+            folder / "site",
+            id_column="patient",
+            count=BLOCKS,
         )
         archives = read_blocks(folder / "site", id_column="patient", count=BLOCKS)
         made.append([path.read_bytes() for path in archives])
     changed = [
         number for number, (one, other) in enumerate(zip(*made, strict=True)) if one != other
     ]
-    assert changed == [block_of("a new one", key=bytes(range(32)), count=BLOCKS)]
+    assert changed == [block_of(NEW, key=bytes(range(32)), count=BLOCKS)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npz"])
+def test_a_file_whose_types_follow_from_all_rows_is_refused_unless_they_are_public(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["site", "split", str(written(tmp_path, PATIENTS, kind)), "--id", "patient"]
+    words += ["--blocks", str(BLOCKS), "--out", str(tmp_path / "site")]
+    assert main(words) == 2
+    assert "which one patient can change" in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+    assert main([*words, "--public-types"]) == 0
+
+
+def test_no_comment_of_a_description_reaches_a_block(tmp_path: Path) -> None:
+    text = (
+        '# x is left out: line 62 of "t.csv" is above\nformat = "csv"\nfile = "t.csv"\n'
+        'target = "y" # it\'s "his"\nowner = \'p#1\'\nclasses = ["a # b", "c\\"d"]\n'
+        "[columns]\nage = [0, 100]  # of patient 7\n"
+    )
+    (tmp_path / "data.toml").write_text(text)
+    bare = without_comments(tmp_path / "data.toml")
+    assert tomllib.loads(bare.decode()) == tomllib.loads(text)
+    assert not any(word in bare for word in (b"left out", b"his", b"patient 7"))
+    (tmp_path / "data.toml").write_text('target = """\n# a text\n"""\n')
+    with pytest.raises(FolderError, match="remove its comments"):
+        without_comments(tmp_path / "data.toml")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "npz"])
@@ -108,7 +142,7 @@ def written(folder: Path, patients: list[str], kind: str) -> Path:
         made = pa.table(columns).replace_schema_metadata({"rows": str(len(patients))})
         parquet.write_table(made, path)
     else:
-        np.savez(path, patient=np.array(patients, dtype="U12"), value=np.array(values))
+        np.savez(path, patient=np.array(patients), value=np.array(values))
     return path
 
 
@@ -170,7 +204,12 @@ def test_a_table_in_another_encoding_is_told_and_not_split(tmp_path: Path) -> No
 def test_what_would_be_in_every_block_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", patient=np.array(["a", "b"]), mean=np.zeros(3))
     with pytest.raises(ConfigError, match="every part would contain all"):
-        split_site(tmp_path / "rows.npz", tmp_path / "site", id_column="patient", count=BLOCKS)
+        split_site(
+            tmp_path / "rows.npz",
+            tmp_path / "site",
+            id_column="patient",
+            count=BLOCKS,
+        )
     (tmp_path / "data").mkdir()
     csv_of(tmp_path / "data", PATIENTS)
     lines = (
