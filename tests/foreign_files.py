@@ -155,7 +155,7 @@ def _adopt(folder: Path) -> object:
 def _site_split(name: str) -> Callable[[Path], object]:
     def enter(folder: Path) -> object:
         words = ["--id", "patient", "--blocks", "3", "--out", str(folder / "site")]
-        return main(["site", "split", str(folder / name), *words])
+        return main(["site", "split", str(folder / name), *words, "--public-types"])
 
     return enter
 

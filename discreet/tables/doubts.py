@@ -21,7 +21,8 @@ from discreet.tables.written_numbers import (
 )
 
 # A space tells a unit from a code such as 1a.
-WITH_UNIT = re.compile(r"[<\u2264]?\s*[+\u2212-]?\d[\d.,]*\s+([^\W\d_][^\s\d]*|%)")
+WITH_UNIT = re.compile(r"[<\u2264]?\s*[+\u2212-]?\d[\d.,]*(?:\s+([^\W\d_][^\s\d]*)|\s*(%))")
+SIGN_AFTER = re.compile(r"\d[\d.,]*\s*[+\u2212-]")
 SHORT_YEAR = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d\d", re.ASCII)
 SHORT_FORMATS = ("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d")
 # Formats that differ in the place of day and month alone.
@@ -44,7 +45,7 @@ def doubt_in(cells: Sequence[str], marks: Marks) -> Doubt | None:
     """The doubt about a column that is no number and no date as it stands, if there is one."""
     full = [cell.strip() for cell in cells if not is_empty(cell)]
     kinds = (_commas(full, marks), _other_marks(full, marks), _limits(full, marks))
-    for fits, why in chain(*kinds, _units(full), _days(full)):
+    for fits, why in chain(*kinds, _signs(full, marks), _units(full), _days(full)):
         return Doubt(first_row(cells, fits), f"{why}, and check again")
     return None
 
@@ -96,13 +97,22 @@ def _limits(full: Sequence[str], marks: Marks) -> Iterator[_Found]:
         yield ABOVE.fullmatch, "is above a limit: write the limit alone"
 
 
+def _signs(full: Sequence[str], marks: Marks) -> Iterator[_Found]:
+    """Numbers with a sign after them here and there."""
+    others = [cell for cell in full if not SIGN_AFTER.fullmatch(cell)]
+    if 0 < len(others) < len(full) and written_numbers(others, marks):
+        yield SIGN_AFTER.fullmatch, "has a sign after a number: write it before"
+
+
 def _units(full: Sequence[str]) -> Iterator[_Found]:
     """Numbers with several units, or with a unit here and there."""
     numbers = [cell for cell in full if cell.casefold() not in WORDS]
     found = {cell: WITH_UNIT.fullmatch(cell) for cell in numbers}
-    units = {match[1] for match in found.values() if match}
+    units = {match[1] or match[2] for match in found.values() if match}
     bare = [cell for cell, match in found.items() if not match]
-    if not units or any(written_numbers([cell], Marks(",", ".")) is None for cell in bare):
+    either = (Marks(",", "."), Marks())
+    are_numbers = all(any(written_numbers([cell], marks) for marks in either) for cell in bare)
+    if not units or not are_numbers:
         return
     levels = 'list them as levels: { kind = "category", levels = [...] }'
     if len(units) > 1:

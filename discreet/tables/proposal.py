@@ -184,6 +184,11 @@ def _target_line(cells: Sequence[str], name: str, marks: Marks, both_marks: bool
     if numbers is not None and len(known) > MOST_CLASSES:
         low, high = _round_range(numbers)
         return f"target_low = {low:g}\ntarget_high = {high:g}"
+    if numbers is not None and len({*numbers}) < len(known):
+        raise FolderError(
+            f"the column {name} writes one number in several ways, such as 1 and 1.0: write it in "
+            "one"
+        )
     if len(known) < 2:
         raise FolderError(
             f"the column {name} says the same in every row, so there is nothing to predict: name "

@@ -17,6 +17,7 @@ POINT = re.compile(r"[+-]?\d+\.\d+")
 COMMA_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 POINT_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?")
 SPACE_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}([ \u00a0\u2009\u202f])\d{3}(\1\d{3})*([.,]\d+)?")
+SIGNS = ("-", "+", MINUS)
 UNIT = re.compile(r"[<\u2264]?[\s\d.,'+-]*\d\s*([^\s\d.,][^\d]*)")
 # Words that stand for an empty cell in many tables, beside those that always do.
 WORDS = frozenset(
@@ -90,10 +91,12 @@ def written_numbers(cells: Sequence[str], marks: Marks) -> WrittenNumbers | None
     words = sorted({cell for cell in cells if cell.casefold() in WORDS})
     full = [cell for cell in cells if cell not in words]
     units = [found[1].strip() for cell in full if (found := UNIT.fullmatch(cell))]
-    is_slip = 0 < len(units) < len(full) / 2  # 2o among numbers is no unit
-    if len({*units}) > 1 or is_slip or not full:
-        return None
     unit = next(iter(units), "")
+    is_slip = 0 < len(units) < len(full) / 2  # 2o among numbers is no unit
+    # 41- is a number below 0, and 0.4 beside 40% may be either.
+    is_doubtful = unit in SIGNS or (unit == "%" and len(units) < len(full))
+    if len({*units}) > 1 or is_slip or is_doubtful or not full:
+        return None
     is_below = any(cell.startswith(BELOW) for cell in full)
     try:
         numbers = [number_in(cell.lstrip("".join(BELOW)), marks, unit) for cell in full]

@@ -40,6 +40,8 @@ Capture = pytest.CaptureFixture[str]
         ("weight", ["70 kg", "80", "90"] * 9, "and others none"),
         ("dose", ["1\u00a0234,5", "2\u00a0345,5"] * 9, "write thousands for it"),
         ("crp", ["3", "4", ">500"] * 9, "write the limit alone"),
+        ("base excess", ["2-", "3", "1-"] * 9, "a sign after a number: write it before"),
+        ("share", ["45%", "0.38", "41%"] * 9, "and others none"),
     ],
 )
 def test_what_may_mean_two_things_is_left_out_with_the_choice(
@@ -288,3 +290,12 @@ def test_predict_reads_an_encoding_and_counts_what_the_model_reads_as_something_
     said = capsys.readouterr().err
     assert "age: 1 cells are outside low..high" in said
     assert "ward: 1 cells are no level" in said
+
+
+def test_a_target_that_writes_one_number_in_two_ways_has_no_more_classes_for_it(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["x,y", *(f"{at},{('0', '1', '0.0', '1.0')[at % 4]}" for at in range(40))]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    assert data(["check", str(tmp_path / "t.csv"), "--target", "y"]) == 2
+    assert "y writes one number in several ways" in capsys.readouterr().err
