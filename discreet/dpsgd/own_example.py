@@ -103,7 +103,9 @@ def _strangers(some: Batch, among: Batch) -> int:
     def rows(batch: Batch) -> list[list[Tensor]]:
         return [tree_leaves(rows_of(batch, [place])) for place in range(count_of(batch))]
 
-    def alike(one: Tensor, other: Tensor) -> bool:
+    def alike(one: Tensor | None, other: Tensor | None) -> bool:
+        if one is None or other is None:
+            return one is other
         if one.is_floating_point():
             return not differ(one, other)
         return is_same(one, other)

@@ -22,7 +22,7 @@ from flwr.app import RecordDict
 from discreet.deployment.flower_fixes.supernode_guard import FAILED
 from discreet.guard.block_release import BlockRelease
 from discreet.guard.block_task import DEADLINE, BlockTask
-from discreet.guard.guard_policy import ENDING_SECONDS, read_guard
+from discreet.guard.guard_policy import ENDING_SECONDS, KERNEL_ENDING_SECONDS, read_guard
 from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, most_state
 from discreet.guard.site_guard import MISSED, SiteGuard, opened_blocks
@@ -129,12 +129,12 @@ def test_no_state_that_blocks_keep_delays_a_reply(tmp_path: Path, clock: Clock) 
     assert sent.rows[-1]["late"] is False
 
 
-@pytest.mark.parametrize(("late", "slots"), [(-0.5, 1), (0.5, 2), (25.0, 3)])
+@pytest.mark.parametrize(("rounds", "late", "slots"), [(1, -0.5, 1), (1, 0.5, 2), (2, 0.5, 3)])
 def test_what_is_settled_too_late_for_its_slot_is_noise_alone(
-    late: float, slots: int, tmp_path: Path, clock: Clock
+    rounds: int, late: float, slots: int, tmp_path: Path, clock: Clock
 ) -> None:
     round_seconds = site(tmp_path / "any", PATIENTS).round_seconds
-    sent = played(tmp_path / "late", clock, round_seconds + late)
+    sent = played(tmp_path / "late", clock, rounds * round_seconds + late)
     assert sent.slots == pytest.approx(slots)
     assert sent.values == noise_alone(tmp_path / "none")
     assert (sent.rows[-1]["late"], sent.rows[-1]["failed"]) == (True, 0)
@@ -153,6 +153,14 @@ def test_a_reply_that_takes_too_long_to_build_is_none(tmp_path: Path, clock: Clo
     seconds = read_guard(tmp_path / "site" / "guard.toml").round_seconds
     assert sent.slots == pytest.approx(math.ceil(60 / seconds))
     assert sent.rows[-1]["refused"] == MISSED
+
+
+def test_a_slot_has_time_for_a_kernel_to_give_back_its_memory(tmp_path: Path) -> None:
+    seconds = [
+        site(tmp_path / str(megabytes), PATIENTS, limits={"memory-mb": megabytes}).slot_seconds
+        for megabytes in (1024, 3072)
+    ]
+    assert seconds[1] - seconds[0] == pytest.approx(2 * KERNEL_ENDING_SECONDS)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -211,7 +219,7 @@ class FakeZygote:
 def test_a_block_that_is_still_there_lengthens_its_slot(
     stays: float, slots: int, tmp_path: Path
 ) -> None:
-    policy = site(tmp_path, PATIENTS, block_seconds=1.0 - ENDING_SECONDS)
+    policy = site(tmp_path, PATIENTS, block_seconds=1.0 - ENDING_SECONDS, enclosure="bubblewrap")
     zygote = FakeZygote(stays)
     sandbox = object.__new__(Sandbox)
     sandbox.policy = policy
