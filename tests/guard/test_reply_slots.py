@@ -219,7 +219,8 @@ class FakeZygote:
 def test_a_block_that_is_still_there_lengthens_its_slot(
     stays: float, slots: int, tmp_path: Path
 ) -> None:
-    policy = site(tmp_path, PATIENTS, block_seconds=1.0 - ENDING_SECONDS, enclosure="bubblewrap")
+    ending = ENDING_SECONDS + KERNEL_ENDING_SECONDS / 4
+    policy = site(tmp_path, PATIENTS, block_seconds=1.0 - ending, limits={"memory-mb": 256})
     zygote = FakeZygote(stays)
     sandbox = object.__new__(Sandbox)
     sandbox.policy = policy
