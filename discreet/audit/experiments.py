@@ -41,12 +41,12 @@ def experiment_of(config: Settings, asked: AuditRequest) -> Experiment:
         user = replace(user, account=None)
     plan, task = resolve(replace(config, privacy=replace(config.privacy, user=user)))
     half = run.user.population_size // 2
+    most = min(MOST_CANARIES, plan.num_params)
     releases = asked.canaries or RELEASES
     if of == EXAMPLE and server is not None and server.guarantee == EXAMPLE:
         return audit_shared_step(plan, task, releases=releases)
     if of == EXAMPLE:
-        canaries = asked.canaries or min(MOST_CANARIES, plan.num_params)
-        return audit_examples(plan, task, canaries=canaries, rounds=asked.rounds)
+        return audit_examples(plan, task, canaries=asked.canaries or most, rounds=asked.rounds)
     if of == LOCAL:
         return audit_local(
             plan, releases=releases, rounds=1 if asked.rounds is None else asked.rounds
@@ -55,7 +55,7 @@ def experiment_of(config: Settings, asked: AuditRequest) -> Experiment:
         return audit_statistics(plan, task, releases=releases)
     if of == RATINGS or not whole:
         return audit_round(plan, releases=releases, of_answers=of == RATINGS)
-    canaries = asked.canaries or min(half, MOST_CANARIES, plan.num_params)
+    canaries = asked.canaries or min(half, most)
     return audit_users(plan, task, replace(asked, canaries=canaries))
 
 

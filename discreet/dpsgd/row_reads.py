@@ -80,7 +80,7 @@ def _of_class(kind: type) -> list[Any]:
 def _used_by(function: FunctionType) -> list[Any]:
     """The values of a function's closure, and of the global names in its code."""
     names = names_in(function.__code__)
-    named = [held[name] for _, held in namespaces(function) for name in names & held.keys()]
+    named = [held[name] for _, held in namespaces(function, names) for name in names & held.keys()]
     found = [value for value in named if not isinstance(value, ModuleType)]
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # an empty cell

@@ -223,7 +223,7 @@ class GuardPolicy:
         """The seconds from the start of one block to the start of the next. If the first is still
         there, the next starts a whole multiple later."""
         ending = ENDING_SECONDS
-        if self.enclosure == "kernel":
+        if self.enclosure == KERNEL:
             ending += KERNEL_ENDING_SECONDS * self.limits.memory_mb / 1024
         return self.block_seconds + ending
 

@@ -26,7 +26,7 @@ from discreet.privacy.person import folded_key
 from discreet.run_files.whole_files import new_folder
 from discreet.settings.foreign_files import read_text
 from discreet.settings.rules import ConfigError
-from discreet.tables.rows_by_person import FORMS, keys_of, rows_by_person
+from discreet.tables.rows_by_person import FORMS, form_of, keys_of, rows_by_person
 
 FOLDERS = "folders"  # the id of data in which each patient is a folder
 KEY_BYTES = 32
@@ -62,7 +62,7 @@ def split_site(
         raise ConfigError(f"{folder} exists already: a site is split once and keeps its key")
     key = secrets.token_bytes(KEY_BYTES)
     try:
-        patients, files_of = _read(data, _table_of(data, id_column), id_column, ids)
+        patients, files_of = _read(data, id_column, ids)
     except FolderError as error:
         raise ConfigError(str(error)) from error
 
@@ -85,14 +85,18 @@ def split_site(
 
 def check_types(data: Path, id_column: str) -> None:
     """Raises ConfigError for a table whose blocks would tell types that follow from all of its
-    rows."""
-    try:
-        table = _table_of(data, id_column)
-    except FolderError as error:
-        raise ConfigError(str(error)) from error
-    if table is not None and table.path.suffix.lower() in (".parquet", ".npz"):
+    rows, and for a data.toml that can't be read."""
+    if id_column in ("", FOLDERS):
+        return
+    path = data
+    if not data.is_file():
+        try:
+            path = data / read_description(data).file
+        except FolderError as error:
+            raise ConfigError(str(error)) from error
+    if form_of(path) in ("parquet", "npz"):
         raise ConfigError(
-            f"{table.path}: each block would have the types and shapes of the whole file, which "
+            f"{path}: each block would have the types and shapes of the whole file, which "
             "one patient can change (a long text, a missing number). Give .csv or .jsonl, or say "
             "--public-types if a public form fixes them, as for images of one size"
         )
@@ -112,28 +116,23 @@ def _write(path: Path, content: bytes) -> None:
 _Blocks = tuple[list[str], Callable[[Sequence[int]], Files]]
 
 
-def _table_of(data: Path, id_column: str) -> CsvTable | None:
-    """The table of patients; None if the data are none, or are not split."""
-    if id_column in ("", FOLDERS):
-        return None
+def _read(data: Path, id_column: str, ids: str | None) -> _Blocks:
+    """The patient of each row or folder, and a function that writes the rows or folders of given
+    positions to a block's files."""
+    if not id_column:
+        return _whole(data)
+    if id_column == FOLDERS:
+        return _folders(data, ids)
     if data.is_file():
-        return CsvTable(data)
+        return _table(CsvTable(data), id_column, ids)
     description = read_description(data)
     if description.test is not None:
         raise FolderError(
             f"{data / DESCRIPTION} names a test set, which every block would contain: remove it"
         )
-    return CsvTable(data / description.file, description.separator, description.encoding)
-
-
-def _read(data: Path, table: CsvTable | None, id_column: str, ids: str | None) -> _Blocks:
-    """The patient of each row or folder, and a function that writes the rows or folders of given
-    positions to a block's files."""
-    if table is None:
-        return _folders(data, ids) if id_column else _whole(data)
-    if data.is_file():
-        return _table(table, id_column, ids)
-    patients, files_of = _table(table, id_column, ids or read_description(data).ids)
+    path = data / description.file
+    table = CsvTable(path, description.separator, description.encoding)
+    patients, files_of = _table(table, id_column, ids or description.ids)
     beside = {DESCRIPTION: without_comments(data / DESCRIPTION)}
     return patients, lambda places: files_of(places) | beside
 

@@ -220,8 +220,9 @@ class _Memory:
                     partial(getattr, cell, "cell_contents"),
                     partial(setattr, cell, "cell_contents"),
                 )
-        for place, held in namespaces(function):
-            self._walk_names(place, held, names_in(code), depth)
+        names = names_in(code)
+        for place, held in namespaces(function, names):
+            self._walk_names(place, held, names, depth)
 
     def _walk_names(
         self, place: str, held: dict[str, Any], names: frozenset[str], depth: int
@@ -314,10 +315,11 @@ def _is_library(module: object) -> bool:
     return str(module).split(".")[0] in _LIBRARIES
 
 
-def namespaces(function: FunctionType) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The global names of a function's module, and of the modules that its code may mean; before
-    each what stands before a name of it, such as "module."."""
-    names = names_in(function.__code__)
+def namespaces(
+    function: FunctionType, names: frozenset[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The global names of a function's module, and of the modules that its code may mean by these
+    `names`; before each what stands before a name of it, such as "module."."""
     own = function.__globals__
     waiting = [("", own)]
     for name in names - own.keys():  # of modules that the function itself imports
