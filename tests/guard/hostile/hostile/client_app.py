@@ -348,24 +348,26 @@ def page_tables(context: Context) -> dict[str, object]:
 
 
 FILL = """
-import socket, time
+import socket, sys
 ends = [end for _ in range(120) for end in socket.socketpair()]
 for end in ends:
     end.setblocking(False)
     try:
         while True:
-            end.send(bytes(1 << 12))
+            end.send(bytes(1 << 15))
     except BlockingIOError:
         pass
 print(flush=True)
-time.sleep(5)
+sys.stdin.read()  # as long as its parent lives: others may be much slower
 """
 
 
 def socket_buffers(context: Context) -> dict[str, object]:
     """Fills the buffers of sockets in small processes, whose own memory that is not."""
     others = [
-        subprocess.Popen([sys.executable, "-S", "-c", FILL], stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", FILL], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         for _ in range(8)
     ]
     full = sum(other.stdout.readline() == b"\n" for other in others)
