@@ -193,9 +193,10 @@ def make_database(
         beside.touch(mode=0o600)  # SQLite's side files get the same mode
         with closing(sqlite3.connect(beside, isolation_level=None)) as connection:
             connection.execute("pragma synchronous = full")
-            connection.executescript(script)
+            connection.executescript(f"begin; {script}")
             for statement, values in rows:
                 connection.execute(statement, values)
+            connection.execute("commit")
             # Last, so that all that was written is in the file itself.
             connection.execute("pragma journal_mode = wal")
         os.link(beside, path)  # unlike a rename, a link replaces no file

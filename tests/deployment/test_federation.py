@@ -46,6 +46,7 @@ def rounds_of(folder: RunFolder) -> list[int]:
     return [int(row["round"] or 0) for row in folder.read_metrics()]
 
 
+@pytest.mark.processes
 def test_it_trains_and_what_the_server_did_before_a_kill_is_kept(federation: Federation) -> None:
     folder = federation.run("private", "rounds=2", PATIENT, *BOTH, *PRIVATE)
     wait_until(lambda: rounds_of(folder), RUN_SECONDS, "the first round is done")
@@ -65,6 +66,7 @@ def test_it_trains_and_what_the_server_did_before_a_kill_is_kept(federation: Fed
     assert ledger.spent("user").epsilon(0.001, "pld") > epsilon
 
 
+@pytest.mark.processes
 def test_each_node_keeps_an_account_of_its_own(federation: Federation) -> None:
     folder = RunFolder(federation.folder / "private")
     assert folder.read_metrics()[-1]["replies"] == 2

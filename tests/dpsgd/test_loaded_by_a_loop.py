@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 MOST_LINES = 10_000
 MOST_LINES_AFTER_TRAINING = 11_000  # with the accountant
 IMPORTED = """

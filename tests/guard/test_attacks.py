@@ -96,7 +96,14 @@ class Enclosed:
         self.process.stdout.close()
 
 
-@pytest.fixture(scope="module", params=["kernel", "bubblewrap", "landlock"])
+ENCLOSURES = [
+    pytest.param("kernel", marks=pytest.mark.processes),
+    "bubblewrap",
+    pytest.param("landlock", marks=pytest.mark.processes),
+]
+
+
+@pytest.fixture(scope="module", params=ENCLOSURES)
 def enclosed(request: pytest.FixtureRequest) -> Iterator[Enclosed]:
     if reason := can_not(request.param):
         pytest.skip(reason)

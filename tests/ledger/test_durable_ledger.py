@@ -56,6 +56,7 @@ MOUNTED = (
 )
 
 
+@pytest.mark.processes
 def test_a_run_on_a_disk_that_is_read_only_is_read_and_not_adopted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     simulate(
@@ -176,6 +177,7 @@ def test_a_charge_has_reached_the_disk_when_it_returns(
     assert len(found) >= 2
 
 
+@pytest.mark.processes
 def test_processes_that_write_at_once_keep_one_chain(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     path = tmp_path / "clients.db"

@@ -57,10 +57,8 @@ def with_a_table_of_its_own(folder: Path) -> tuple[dict[str, object], str, int]:
     return {"data": str(folder)}, "folder", 10
 
 
-@pytest.mark.parametrize(
-    "made",
-    [with_a_share_of_digits, pytest.param(with_a_table_of_its_own, marks=pytest.mark.processes)],
-)
+@pytest.mark.processes
+@pytest.mark.parametrize("made", [with_a_share_of_digits, with_a_table_of_its_own])
 def test_a_node_that_has_trained_has_loaded_at_most_20_000_lines_and_no_server(
     made: Callable[[Path], tuple[dict[str, object], str, int]], tmp_path: Path
 ) -> None:

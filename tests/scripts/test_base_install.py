@@ -112,6 +112,7 @@ def test_a_loop_of_ones_own_needs_no_extra() -> None:
     assert 0 < float(done.stdout) <= 3.0
 
 
+@pytest.mark.processes
 def test_what_needs_an_extra_names_it_in_one_line() -> None:
     done = run_with(PROJECT["dependencies"], OTHERS)
     assert done.returncode == 0, done.stderr

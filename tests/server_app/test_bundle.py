@@ -159,6 +159,7 @@ def test_a_nodes_people_have_at_most_so_much_python_to_read(bundle: Path) -> Non
     assert read <= MOST_TOKENS
 
 
+@pytest.mark.processes
 def test_a_client_runs_from_the_bundle_alone(bundle: Path, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-P", "-c", IMPORT, str(bundle)],
