@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import signal
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -169,7 +170,8 @@ def doors() -> dict[str, Door]:
     csv = CSV.encode()
     described = toml_of("csv", f'decimal = ","\n{COLUMNS}').encode()
     plain = toml_of("csv", 'decimal = ","\ninputs = ["age", "dose"]\n').encode()
-    shared = f'target = "y"\nclasses = ["0", "1"]\n{COLUMNS.replace("word", "sex")}'.encode()
+    columns = re.sub(r', (format|named) = (\[.*\]|".*")', "", COLUMNS.replace("word", "sex"))
+    shared = f'target = "y"\nclasses = ["0", "1"]\n{columns}'.encode()
     peers = json.dumps({name: _public_key(name) for name in "ab"}).encode()
     arrays = toml_of("npz").encode()
     images = toml_of("idx").replace('owner = "patient"\n', "").replace('"y"', '"l.idx"').encode()

@@ -31,6 +31,7 @@ CHAPTERS = (
 )
 MOST_WIDTH = 65_536
 LARGEST = 1e30  # of a public number
+LEAST_RANGE = 1e-9  # of a number, to the larger of its ends: in a shorter one all cells are alike
 Pair = tuple[str, str]  # the names of two columns
 
 
@@ -166,8 +167,11 @@ def _check_number(column: Column) -> None:
         raise ValueError(f"{name}: low and high are missing: write the public range")
     if not (_is_number(low) and _is_number(high)):
         raise ValueError(f"{name}: low and high must be numbers within [-{LARGEST:g}, {LARGEST:g}]")
-    if not low < high:  # type: ignore[operator]
-        raise ValueError(f"{name}: high must be above low (got {high} and {low})")
+    size = max(abs(low), abs(high))  # type: ignore[arg-type]
+    if not high - low >= max(LEAST_RANGE * size, 1 / LARGEST):  # type: ignore[operator]
+        raise ValueError(
+            f"{name}: high must be above low, by a billionth at least (got {high} and {low})"
+        )
     if column.points and (column.points[0], column.points[-1]) != (low, high):
         raise ValueError(f"{name}: points must begin at low and end at high")
     if column.bins and not low < column.bins[0] <= column.bins[-1] < high:  # type: ignore[operator]

@@ -60,11 +60,15 @@ def split_site(
     """
     if folder.exists():
         raise ConfigError(f"{folder} exists already: a site is split once and keeps its key")
+    if not data.exists():
+        raise ConfigError(f"{data} does not exist")
     key = secrets.token_bytes(KEY_BYTES)
     try:
         patients, files_of = _read(data, id_column, ids)
     except FolderError as error:
         raise ConfigError(str(error)) from error
+    if not patients:
+        raise ConfigError(f"{data} has no patients")
 
     members: list[list[int]] = [[] for _ in range(count)]
     for place, patient in enumerate(patients):
@@ -86,7 +90,7 @@ def split_site(
 def check_types(data: Path, id_column: str) -> None:
     """Raises ConfigError for a table whose blocks would tell types that follow from all of its
     rows, and for a data.toml that can't be read."""
-    if id_column in ("", FOLDERS):
+    if id_column in ("", FOLDERS) or not data.exists():
         return
     path = data
     if not data.is_file():

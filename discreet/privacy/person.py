@@ -19,7 +19,7 @@ OPTION = "--ids {}"
 LARGEST_EXACT = 2.0**53  # beyond, float64 has no room for every whole number
 
 
-SPELLINGS = "case, form, leading zeros or a trailing .0"
+SPELLINGS = "case, form, dashes, leading zeros, a trailing .0 or what is not seen"
 LEADING_ZEROS = re.compile(r"(?<![\d.,])0+(?=\d)")
 TRAILING_ZERO = re.compile(r"(?<=\d)[.,]0+$")
 
@@ -57,13 +57,16 @@ def person_key(cell: object, ids: str | None = None) -> str:
 
 
 def folded_key(key: str) -> str:
-    """A key in the form NFKC, without case, zeros before a number, a trailing .0 or ,0, and spaces
-    around.
+    """A key in the form NFKC, without case, characters that are not seen (Unicode's Cf), zeros
+    before a number, a trailing .0 or ,0, and spaces around; with one kind of dash (Pd).
 
-    >>> [folded_key(key) for key in ("P-07a", "007", "7,0", "0", "P\u00b2", "1.05")]
+    >>> [folded_key(key) for key in ("P\u201107a", "00\u200b7", "7,0", "0", "P\u00b2", "1.05")]
     ['p-7a', '7', '7', '0', 'p2', '1.05']
     """
     folded = unicodedata.normalize("NFKC", key).casefold()
+    if not folded.isascii():
+        kinds = ((each, unicodedata.category(each)) for each in folded)
+        folded = "".join("-" if kind == "Pd" else each for each, kind in kinds if kind != "Cf")
     folded = TRAILING_ZERO.sub("", " ".join(folded.split()))
     return LEADING_ZEROS.sub("", folded)
 

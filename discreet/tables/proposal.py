@@ -58,10 +58,11 @@ IDENTIFIERS = re.compile(r"(^|id|no|nr|number|key|index)$", re.I)
 CODES_WIDTH = 16  # of columns into which many codes are hashed
 
 WARNING = """\
-# Proposed by `discreet data check` from {file}, which it has READ: the ranges, levels and classes
-# below come from the data. They are not private, and no epsilon covers them. Replace them, column
-# by column, by what is public: a questionnaire, a guideline, the range of an instrument. Take the
-# name of each column that you have replaced out of `unconfirmed`. Until it is empty, no run starts.
+# Proposed by `discreet data check` from {file}, which it has READ: all words below come from the
+# data: ranges, levels, classes, formats, also `missing` and `below`, which say that a cell is empty
+# or below a limit. They are not private, and no epsilon covers them. Replace them, column by
+# column, by what is public: a questionnaire, a guideline, the range of an instrument. Take the name
+# of each column that you have replaced out of `unconfirmed`. Until it is empty, no run starts.
 """
 
 CODES_AS_WORDS = 'if these are codes: { kind = "category", levels = [...] }'

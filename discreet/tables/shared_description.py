@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from discreet.data.cell_reading import Marks
-from discreet.data.columns import CATEGORY, LOCAL, NUMBER, Column
+from discreet.data.cell_reading import Marks, word_in
+from discreet.data.columns import CATEGORY, LOCAL, NUMBER, Column, chapter_of
 from discreet.data.csv_table import CsvTable
 from discreet.data.description import DataDescription, description_of
 from discreet.data.empty_cells import is_empty
@@ -25,7 +25,8 @@ from discreet.tables.written_numbers import marks_in
 TARGETS = ("target", "targets", "event")
 SHARED = (*TARGETS, "times", "classes", "num_classes", "target_low", "target_high", "task")
 HEAD = (
-    "# The description of a table that all sites of a run share: public facts alone. At each site:",
+    "# The description of a table that all sites share. Each word must be public, also `missing`",
+    "# and `below`, which data check writes if a cell is empty or below a limit. At each site:",
     "# discreet data adopt THIS_FILE --table TABLE --owner COLUMN",
 )
 MOST_WORDS = 5  # of a column that are listed
@@ -63,6 +64,13 @@ def read_shared(path: Path) -> DataDescription:
     found = description_of({"format": "csv", "file": "train.csv", **given})
     if not found.columns:
         raise FolderError(f"{path} is no shared description: it has no [columns]")
+    for column in found.columns:
+        if not column.name.isprintable():
+            raise FolderError(f"{path}: the name of a column can't be printed: {column.name!a}")
+        if own := [key for key in LOCAL if key in column.facts()]:
+            raise FolderError(
+                f"{path}: {column.name} has {' and '.join(own)}, which each site writes for itself"
+            )
     return found
 
 
@@ -168,8 +176,11 @@ def _unknown_names(shared: DataDescription, writing: Writing) -> Iterator[str]:
 def _strange_words(columns: list[Column], cells: Mapping[str, list[Any]]) -> Iterator[str]:
     for column in columns:
         if column.kind == CATEGORY:
+            own = cells[column.in_file]
             known = {*column.levels, *dict(column.words)}
-            yield from _strange(column.name, cells[column.in_file], known, column.levels)
+            if column.fold is not None:
+                known |= {word for word in map(word_in, own) if chapter_of(word) in known}
+            yield from _strange(column.name, own, known, column.levels)
 
 
 def _strange(

@@ -180,6 +180,8 @@ def test_decimal_commas_and_another_encoding_are_asked_for(tmp_path: Path) -> No
         ({"age": {"kind": "number"}}, "age: low and high are missing"),
         ({"age": {"kind": "number", "low": 0, "hihg": 1}}, "age: unknown key hihg"),
         ({"age": [3, 2]}, "age: high must .*low"),
+        ({"age": [100, 100.00000000000001]}, "age: high must .*low"),
+        ({"age": [0, 1e-320]}, "age: high must .*low"),
         ({"sex": {"kind": "category"}}, "sex: levels must be given"),
         (
             {"sex": {"kind": "category", "levels": ["F"], "low": 0}},

@@ -195,6 +195,17 @@ def test_a_table_as_a_spreadsheet_writes_it_is_split_with_its_separator(tmp_path
         assert file.read().decode() == "patient;Größe\na;1,5\nb;2\n"
 
 
+def test_a_table_without_patients_and_one_that_is_not_there_are_not_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--id", "patient", "--blocks", str(BLOCKS), "--out", str(tmp_path / "site")]
+    assert main(["site", "split", str(csv_of(tmp_path, [])), *words]) == 2
+    assert "rows.csv has no patients" in capsys.readouterr().err
+    assert main(["site", "split", str(tmp_path / "none.csv"), *words]) == 2
+    assert "none.csv does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+
+
 def test_a_table_in_another_encoding_is_told_and_not_split(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes("patient,value\nMüller,1\n".encode("cp1252"))
     with pytest.raises(ConfigError, match=r"rows\.csv can't be read .*utf-8"):

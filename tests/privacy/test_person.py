@@ -25,6 +25,13 @@ from discreet.tables.owner_split import is_tested, split_by_owner
 PAIRS = [
     *(("P7", "p7"), ("007", "7"), ("7.0", "7"), ("Ångström", "ångström"), ("0", "000")),
     *(("P007", "P7"), ("A-01", "a-1"), ("12,0", "12"), ("P2", "P\u00b2"), ("\uff17", "7")),
+    *(
+        ("a", "a\u200b"),
+        ("a", "\ufeffa"),
+        ("Ann", "A\u00adnn"),
+        ("p-1", "p\u20111"),
+        ("p-1", "p\u20131"),
+    ),
 ]
 
 

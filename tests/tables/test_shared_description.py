@@ -3,6 +3,7 @@ refuses a run."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ dose = { kind = "number", low = 0, high = 10, curves = 2 }
 [[pairs]]
 columns = ["age", "sex"]
 """
+CODES = ("I21.4", "D50", "e11", "J45", "C50.1", "K35", "N18")
 HERE = Writing(
     {"dose": "Dosis", "sex": "Geschlecht", "y": "wieder da"},
     {"sex": {"w": "F", "m": "M"}, "y": {"ja": "yes", "nein": "no"}},
@@ -265,6 +267,40 @@ def test_a_mapping_that_no_run_could_read_is_not_written(
     assert data(asked) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "data.toml").exists()
+
+
+def test_codes_that_fold_are_shared_and_adopted(tmp_path: Path) -> None:
+    (tmp_path / "data.toml").write_text(
+        'format = "csv"\nfile = "train.csv"\ntarget = "y"\nclasses = ["no", "yes"]\n'
+        '[columns]\nicd = { kind = "category", fold = "icd10" }\n'
+    )
+    rows = [f"{code},{('no', 'yes')[at % 2]}" for at, code in enumerate(CODES)]
+    (tmp_path / "train.csv").write_text("\n".join(["icd,y", *rows]) + "\n")
+    shared = tmp_path / "shared.toml"
+    shared.write_text(shared_text(read_description(tmp_path)))
+    nothing = Writing({}, {}, {})
+    table = tmp_path / "train.csv"
+    text = adopted_text(read_shared(shared), CsvTable(table), owner=None, writing=nothing)
+    assert 'fold = "icd10"' in text
+    table.write_text("\n".join(["icd,y", *rows, "measles,no"]) + "\n")
+    with pytest.raises(FolderError, match="icd has measles, and its levels are A00-B99"):
+        adopted_text(read_shared(shared), CsvTable(table), owner=None, writing=nothing)
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ('age = { kind = "number", low = 0, high = 9, unit = "mg" }', "age has unit, which each"),
+        ('"a\\u001bge\\nfine" = [0, 9]', r"can't be printed: 'a\x1bge\nfine'"),
+    ],
+)
+def test_a_shared_file_says_nothing_for_a_site_and_forges_no_line(
+    column: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "shared.toml"
+    path.write_text(f'target = "y"\nclasses = ["no", "yes"]\n[columns]\n{column}\n')
+    with pytest.raises(FolderError, match=re.escape(said)):
+        read_shared(path)
 
 
 @pytest.mark.parametrize(
