@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from gc import get_referents
+from operator import is_
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ref
@@ -117,7 +118,10 @@ class _Memory:
 
     def __init__(self, objective: Objective) -> None:
         self._places = list[_Place]()
-        self._modules = {id(module) for module in objective.kept}
+        # Modules and parameters, which have keepers of their own.
+        self._kept = {
+            id(each) for module in objective.kept for each in (module, *module._parameters.values())
+        }
         self._numbers = 0  # in its tensors and arrays
         self._seen = dict[int, Any]()  # holds the objects, so that no others have their identities
         # Those of the model must not change in a pass anyway.
@@ -144,7 +148,7 @@ class _Memory:
 
     def restore(self) -> bool:
         """Undoes all changes. True if there were some."""
-        changed = [place for place in self._places if _said(place.read()) != _said(place.before)]
+        changed = [place for place in self._places if _is_changed(place.read(), place.before)]
         for place in changed:
             place.write(place.before)
         return bool(changed)
@@ -158,7 +162,7 @@ class _Memory:
         kind = type(value)
         if kind in _PLAIN or depth > _DEPTH or id(value) in self._seen:
             return
-        if id(value) in self._modules or isinstance(value, ModuleType | nn.Parameter):
+        if id(value) in self._kept or isinstance(value, ModuleType):
             return
         self._seen[id(value)] = value
         if isinstance(value, Tensor | np.ndarray):
@@ -193,15 +197,14 @@ class _Memory:
             self._hold(name, lambda: value.detach().clone() if is_tensor else value.copy(), write)
 
     def _walk_container(self, name: str, value: Any, depth: int) -> None:
-        if len(value) > _MOST_ENTRIES:
-            return
-
         def write(before: Any) -> None:
             value.clear()
             (value.extend if type(value) in _SEQUENCES else value.update)(before)
 
         if not isinstance(value, tuple):
             self._hold(name, lambda: copy(value), write)
+        if len(value) > _MOST_ENTRIES:
+            return
         for key, held in value.items() if type(value) in _MAPPINGS else enumerate(value):
             self._walk(f"{name}[{key!r}]", held, depth + 1)
 
@@ -299,12 +302,19 @@ class _Memory:
 def _attributes_of(value: Any) -> dict[str, Any]:
     """The attributes of an object by name, also those in slots."""
     found = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in [slots] if isinstance(slots, str) else slots:
-            if not name.startswith("__") and hasattr(value, name):
-                found[name] = getattr(value, name)
+    for name in _slots_of(type(value)):  # type: ignore[arg-type]
+        if hasattr(value, name):
+            found[name] = getattr(value, name)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _slots_of(kind: type) -> tuple[str, ...]:
+    found = list[str]()
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        found += [slots] if isinstance(slots, str) else slots
+    return tuple(name for name in found if not name.startswith("__"))
 
 
 def _is_of_library(value: Any) -> bool:
@@ -346,6 +356,17 @@ def names_in(code: CodeType) -> frozenset[str]:
         if isinstance(each, CodeType):
             found |= names_in(each)
     return found
+
+
+def _is_changed(now: Any, before: Any) -> bool:
+    """True if something was written to a place. What the same objects hold is at their own."""
+    if now is before:
+        return False
+    if type(now) is type(before) in (dict, list) and len(now) == len(before):
+        old, new = (each.values() if type(each) is dict else each for each in (before, now))
+        if all(map(is_, now, before)) and all(map(is_, new, old)):
+            return False
+    return _said(now) != _said(before)
 
 
 def _said(value: Any, depth: int = 0) -> object:
