@@ -27,7 +27,7 @@ from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, most_state
 from discreet.guard.site_guard import MISSED, SiteGuard, opened_blocks
 from discreet.guard.site_records import JOURNAL
-from discreet.guard.zygote import Pipes
+from discreet.guard.zygote import ENDED, Pipes
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from tests.guard.made import PlayedSandbox, context, message, site
@@ -207,6 +207,7 @@ class FakeZygote:
             self.ends += DEADLINE.unpack(said)
             pipes = dict(zip(PIPES, given, strict=True))
             done = pipes.pop("done")
+            os.write(done, ENDED)
             for each in pipes.values():
                 os.close(each)
             if len(self.started) == 1:
