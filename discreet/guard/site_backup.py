@@ -53,7 +53,7 @@ def back_up(path: Path, folder: Path) -> DurableLedger:
 
 
 def _copy_files(folder: Path, copy: Path) -> None:
-    """Copies the files of a folder, if there is one, to a new one. PermissionError: it is closed."""
+    """Copies the files of a folder, if there is one. PermissionError: it is closed now."""
     copy.mkdir(mode=0o700)
     if folder.exists():
         for path in sorted(folder.iterdir()):
