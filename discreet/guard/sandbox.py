@@ -121,7 +121,7 @@ class Sandbox:
         self.groups = MemoryGroups.delegated()  # before a process is started that would be in it
         self.home: ScratchHome | None = None
         if policy.enclosure == LANDLOCK:
-            self.home = ScratchHome.new(policy.at_once * policy.limits.disk_mb)
+            self.home = ScratchHome.new()
         self.control, theirs = socket.socketpair()
         with tempfile.TemporaryFile() as said:
             with theirs:

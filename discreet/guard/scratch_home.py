@@ -1,8 +1,9 @@
 """The folder in which a sandbox without namespaces keeps the scratch folders of its blocks.
 
-It lies in memory where there is room, and has a name by which a later guard finds it. All processes
-of the sandbox but the blocks hold its lock: a folder whose lock is free was left by a guard that
-somebody has killed.
+It has a name by which a later guard finds it. All processes of the sandbox but the blocks hold its
+lock: a folder whose lock is free was left by a guard that somebody has killed. It is not in
+/dev/shm: in a tmpfs the number of a new file tells a block how many others have made (`site check`
+reads all levels there, and none in ext4).
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from discreet.guard.scratch import OTHERS_MB, free_mb, remove
+from discreet.guard.scratch import remove
 
-MEMORY = Path("/dev/shm")
-DISK = Path("/tmp")  # in memory too, where a tmpfs is mounted there
+PLACE = Path("/tmp")
 NAME = "discreet-guard-"
 
 
@@ -32,11 +32,10 @@ class ScratchHome:
     lock: int
 
     @classmethod
-    def new(cls, megabytes: float) -> Self:
-        """A new folder for this user alone, where there is room for blocks that hold so much
-        together."""
+    def new(cls) -> Self:
+        """A new folder for this user alone."""
         while True:
-            folder = Path(tempfile.mkdtemp(prefix=NAME, dir=place_for(megabytes)))
+            folder = Path(tempfile.mkdtemp(prefix=NAME, dir=PLACE))
             lock = _locked(folder)
             if lock is not None and folder.exists():
                 return cls(folder, lock)
@@ -46,13 +45,6 @@ class ScratchHome:
         """Gives up the folder. It is removed, unless a process of the sandbox is still in it."""
         os.close(self.lock)
         _remove_unlocked(self.folder)
-
-
-def place_for(megabytes: float) -> Path:
-    """The folder in which the scratch folders of blocks lie that hold so much together."""
-    if os.access(MEMORY, os.W_OK) and free_mb(MEMORY) >= megabytes + OTHERS_MB:
-        return MEMORY
-    return DISK
 
 
 def remove_left() -> None:
@@ -65,12 +57,11 @@ def remove_left() -> None:
 def _homes() -> Iterator[Path]:
     """The folders of sandboxes of this user; another user may give any name to a folder of its
     own."""
-    for place in (MEMORY, DISK):
-        for folder in place.glob(f"{NAME}*"):
-            with suppress(FileNotFoundError):
-                found = folder.lstat()
-                if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-                    yield folder
+    for folder in PLACE.glob(f"{NAME}*"):
+        with suppress(FileNotFoundError):
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                yield folder
 
 
 def _remove_unlocked(folder: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from discreet.guard.scratch_home import DISK, MEMORY, NAME
+from discreet.guard.scratch_home import NAME, PLACE
 from discreet.simulation.processes import child_processes
 from tests.guard.test_attacks import ENCLOSURES, Enclosed, can_not
 from tests.guard.unprivileged import NOBODY
@@ -89,8 +89,7 @@ class Stays:
 
     def homes(self) -> list[Path]:
         """The folders of this user's sandboxes."""
-        found = [each for place in (MEMORY, DISK) for each in place.glob(f"{NAME}*")]
-        return [each for each in found if each.lstat().st_uid == self.user]
+        return [each for each in PLACE.glob(f"{NAME}*") if each.lstat().st_uid == self.user]
 
     def close(self) -> None:
         for each in self.block:
