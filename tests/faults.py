@@ -632,6 +632,21 @@ BY_TEST |= {
     "guard/test_block_release.py::test_a_block_is_given_the_state_that_it_kept_in_this_run_and_no_other": Fault(
         "a block is given the state of another", "guard.site_guard:opened_blocks", _state_of_another
     ),
+    "guard/test_reply_slots.py::test_a_keeper_that_ends_without_a_word_ends_the_sandbox_and_gives_nothing": Fault(
+        "a guard takes a killed keeper for the end of its block",
+        "guard.sandbox:_still_there",
+        always(False),
+    ),
+    "guard/test_masked_blocks.py::test_updates_that_nothing_clips_are_refused_before_they_are_charged": Fault(
+        "a guard is charged for updates that nothing clips",
+        "guard.masked_blocks:check_clipped",
+        always(None),
+    ),
+    "node/test_secure_doors.py::test_no_masked_vector_is_given_or_charged_for_updates_that_nothing_clips": Fault(
+        "a node is charged for updates that nothing clips",
+        "node.masked_work:check_clipped",
+        always(None),
+    ),
     "guard/test_list_of_guards.py::test_a_node_without_a_guard_is_in_no_sum_of_guards": Fault(
         "a guard adds up with nodes that have none",
         "node.secure_aggregation:check_guards",

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from discreet.flower.array_layout import ArrayLayout, layout_of
 from discreet.guard.guard_policy import GuardPolicy, GuardTerms, MetricSettings
-from discreet.mechanisms.guarded_blocks import MOVES, blocks_grid
 from discreet.node.account import Refused
+from discreet.privacy.blocks_grid import MOVES, blocks_grid
 from discreet.privacy.clipping import ClippedSum
 from discreet.privacy.grid import Grid
 from discreet.privacy.mechanisms import Gaussian

@@ -26,10 +26,10 @@ from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussian
 from discreet.flower.array_layout import ArrayLayout, only_arrays
 from discreet.guard.block_release import BlockRelease, BlockSum, read_layout
 from discreet.guard.guard_policy import GuardPolicy, GuardTerms, check_frozen
-from discreet.mechanisms.guarded_blocks import MOVES
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.node.account import Refused
-from discreet.node.policy import ROUNDING
+from discreet.node.policy import ROUNDING, check_clipped
+from discreet.privacy.blocks_grid import MOVES
 from discreet.privacy.randomness import RandomSource, secure_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.masked_messages import split_content
@@ -110,6 +110,7 @@ def read_masked(
     items, frozen = split_content(content)
     check_frozen(frozen)
     request = request_of(items)
+    check_clipped(request.clip_norm)
     terms = GuardTerms(request.clip_norm, policy.min_noise_multiplier, frozen)
     layout = read_layout(only_arrays(content, "the message"), policy, terms)
     sums = _sum_of(request, layout, policy)

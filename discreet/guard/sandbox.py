@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +28,7 @@ from discreet.guard.block_task import ALONE, DEADLINE, IMAGE, MOST_STATE, ROOT, 
 from discreet.guard.enclosure import OTHER_MB
 from discreet.guard.guard_policy import KERNEL, LANDLOCK, GuardPolicy
 from discreet.guard.memory_groups import ADDED_UP, COUNTED, MemoryGroup, MemoryGroups
+from discreet.guard.scratch_home import ScratchHome, remove_left
 from discreet.settings.places import PACKAGE
 from discreet.settings.rules import ConfigError
 
@@ -86,7 +86,7 @@ class BlockResult:
 @dataclass
 class _Running:
     """A running block: the guard's ends of its pipes, the group that counts its memory, and the
-    bytes received so far."""
+    bytes received so far. `told`: its keeper has said that the block has ended."""
 
     number: int
     out: int
@@ -95,6 +95,7 @@ class _Running:
     group: MemoryGroup | None
     said: bytearray = field(default_factory=bytearray)
     logged: bytearray = field(default_factory=bytearray)
+    told: bool = False
 
     def end(self) -> None:
         """Takes away what a block that has ended leaves with the guard."""
@@ -116,25 +117,36 @@ class Sandbox:
         if os.geteuid() == 0:
             raise ConfigError(NO_ROOT)
         self.policy = policy
+        remove_left()
         self.groups = MemoryGroups.delegated()  # before a process is started that would be in it
+        self.home: ScratchHome | None = None
+        if policy.enclosure == LANDLOCK:
+            self.home = ScratchHome.new()
         self.control, theirs = socket.socketpair()
-        command = sandbox_command(policy, theirs.fileno())
-        # All that blocks get of the environment: bubblewrap hands it on.
-        environment = {**ENVIRONMENT, "PYTHONPATH": str(PACKAGE.parent)}
         with tempfile.TemporaryFile() as said:
-            try:
-                self.process = subprocess.Popen(
-                    command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                    stdout=said, stderr=said,
-                )  # fmt: skip
-            except OSError as error:
-                raise SandboxError(f"{command[0]} can't be started: {error.strerror}") from error
-            theirs.close()
+            with theirs:
+                self.process = self._started(theirs.fileno(), said.fileno())
             self.control.settimeout(START_SECONDS)
             if self.control.recv(1) != b"\1":
+                self.close()
                 said.seek(0)
                 last = said.read().decode(errors="replace").strip().splitlines()[-1:]
                 raise SandboxError(f"the sandbox did not start: {' '.join(last)}")
+
+    def _started(self, control: int, said: int) -> subprocess.Popen[bytes]:
+        command = sandbox_command(self.policy, control, self.home)
+        passed = [control]
+        if self.home is not None:
+            passed.append(self.home.lock)
+        # All that blocks get of the environment: bubblewrap hands it on.
+        environment = {**ENVIRONMENT, "PYTHONPATH": str(PACKAGE.parent)}
+        try:
+            return subprocess.Popen(
+                command, env=environment, pass_fds=passed, stdin=subprocess.DEVNULL, stdout=said,
+                stderr=said,
+            )  # fmt: skip
+        except OSError as error:
+            raise SandboxError(f"{command[0]} can't be started: {error.strerror}") from error
 
     def counting(self) -> str:
         """How the memory of a block is counted, in words."""
@@ -144,13 +156,27 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends the sandbox and all processes in it."""
-        self.control.close()
-        self.process.kill()
-        self.process.wait()
+        self.control.close()  # at which the first of them ends the others, and then itself
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.home is not None:
+            self.home.leave()
+            self.home = None
 
     def run(self, task: BlockTask, blocks: Sequence[BlockInput]) -> Iterator[BlockResult]:
         """Runs a task on blocks, in order, and yields the result of each, while the next ones start
-        in time. SandboxError: the sandbox has ended, or a block could not be ended."""
+        in time. SandboxError: the sandbox or the keeper of a block has ended, or a block could not
+        be ended. Then all processes in the sandbox end."""
+        try:
+            yield from self._run(task, blocks)
+        except SandboxError:
+            self.close()
+            raise
+
+    def _run(self, task: BlockTask, blocks: Sequence[BlockInput]) -> Iterator[BlockResult]:
         shared = _sealed(task.packed())
         side_by_side = self.policy.at_once
         starts = time.monotonic()
@@ -249,12 +275,14 @@ def most_state(blocks: int) -> int:
     return min(MOST_STATE, MOST_STATES // blocks)
 
 
-def sandbox_command(policy: GuardPolicy, control: int) -> list[str]:
-    """The command line of the sandbox."""
+def sandbox_command(
+    policy: GuardPolicy, control: int, home: ScratchHome | None = None
+) -> list[str]:
+    """The command line of the sandbox. `home`: for Landlock."""
     python = [sys.executable, "-m", "discreet.guard.zygote", str(control)]
     readable = readable_places()
-    if policy.enclosure == LANDLOCK:
-        return [*python, *readable]
+    if home is not None:
+        return [*python, str(home.folder), *readable]
     binds = _binds(readable)
     if policy.enclosure == KERNEL:
         binds += [*_binds(readable, ROOT), *EMPTY, "--tmpfs", ROOT + IMAGE]
@@ -317,19 +345,26 @@ def _end_all(ending: list[_Running]) -> None:
 
 
 def _wait_for(ending: Sequence[_Running]) -> None:
-    """Waits until the keepers of all blocks have ended. SandboxError: one has not."""
+    """Waits until the keepers of all blocks have ended. SandboxError: one has not, or before its
+    time."""
     if _still_there(ending, END_SECONDS):
         raise SandboxError("a block could not be ended")
 
 
 def _still_there(ending: Sequence[_Running], seconds: float) -> bool:
-    """True if the keeper of a block has not ended within some seconds."""
+    """True if the keeper of a block has not ended within some seconds. SandboxError: one has ended
+    before it could say that its block had."""
     until = time.monotonic() + seconds
-    waiting = {each.done for each in ending}
+    waiting = {each.done: each for each in ending}
     while waiting:
         ready, _, _ = select.select(list(waiting), [], [], max(0.0, until - time.monotonic()))
         if not ready:
             return True
-        with suppress(BlockingIOError):
-            waiting -= {each for each in ready if not os.read(each, 1)}
+        for done in ready:
+            if os.read(done, 1):
+                waiting[done].told = True
+            elif waiting.pop(done).told:
+                continue
+            else:
+                raise SandboxError("the keeper of a block has ended before its block")
     return False

@@ -32,9 +32,14 @@ class BlockSplit:
 
 
 def read_split(folder: Path) -> BlockSplit:
-    """The split of a site's folder. ConfigError: there is none."""
-    with one_line(folder, ConfigError, "has no split: make one with `discreet site split`"):
-        return BlockSplit(**json.loads((folder / SPLIT).read_bytes()))
+    """The split of a site's folder. ConfigError: there is none. PermissionError: it is closed."""
+    path = folder / SPLIT
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(f"{folder} has no split: make one with `discreet site split`") from error
+    with one_line(path, ConfigError):
+        return BlockSplit(**json.loads(content))
 
 
 def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from discreet.guard.guard_policy import GuardPolicy
 from discreet.guard.site_guard import guard_ledger
 from discreet.guard.site_records import (
+    CLOSED,
     ENDED,
     JOURNAL,
     OLDER,
+    open_after_crash,
     printable,
     read_rows,
     records_of,
@@ -28,6 +30,7 @@ Row = Mapping[str, object]
 def rows(policy: GuardPolicy) -> list[dict[str, object] | None]:
     """The rows of the older journal and of the present one, oldest first, without control
     sequences; None for one that a crash has torn. ConfigError: they can't be read now."""
+    open_after_crash(policy, [records_of(policy)])
     found: list[dict[str, object] | None] = []
     for path in (records_of(policy) / OLDER, records_of(policy) / JOURNAL):
         try:
@@ -35,7 +38,7 @@ def rows(policy: GuardPolicy) -> list[dict[str, object] | None]:
         except FileNotFoundError:
             continue
         except PermissionError as error:
-            raise ConfigError(f"{path} is closed while blocks run: try again later") from error
+            raise ConfigError(CLOSED.format(path)) from error
     return found
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +24,7 @@ JOURNAL = "journal.jsonl"
 OLDER = "journal.older.jsonl"  # what was the journal until it had MOST_JOURNAL bytes
 MOST_JOURNAL = 10_000_000
 ENDED = "ended_before"  # in the first row of a journal: the rounds in those that are gone
+CLOSED = "{} is closed while blocks run: try again later"
 MOST_TEXT = 200  # characters of a text that a server chose
 Row = Mapping[str, object]
 
@@ -40,6 +42,25 @@ def opened_records(policy: GuardPolicy) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)
     return folder
+
+
+def open_after_crash(policy: GuardPolicy, folders: Sequence[Path]) -> None:
+    """Opens for their owner those folders of a site that a guard has left closed because it was
+    killed while blocks ran. ConfigError: a guard is running, or they are another user's."""
+    shut = [each for each in folders if each.exists() and not each.stat().st_mode & stat.S_IRUSR]
+    if not shut:
+        return
+    try:
+        with site_lock(policy):
+            for each in shut:
+                each.chmod(0o700)
+    except ConfigError as error:
+        raise ConfigError(CLOSED.format(shut[0])) from error
+    except PermissionError as error:
+        raise ConfigError(
+            f"{shut[0]} was left closed by a guard that was killed: read it as its user, who can "
+            "open it, or start the guard"
+        ) from error
 
 
 def note(folder: Path, row: Row) -> None:

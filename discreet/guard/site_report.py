@@ -13,8 +13,8 @@ from discreet.accounting.events import PLD, RDP
 from discreet.accounting.privacy_ledger import epsilon_of_blocks
 from discreet.guard.guard_policy import ALL_BLOCKS, KERNEL, PATIENT, GuardPolicy
 from discreet.ledger.durable_ledger import DurableLedger
-from discreet.mechanisms.guarded_blocks import MOVES
 from discreet.mechanisms.mechanism import Statement
+from discreet.privacy.blocks_grid import MOVES
 
 PRIVACY = "privacy.json"
 OWN_KERNELS = f"{MOVES}C: each block has a kernel of its own, and no app needs to be read"

@@ -77,7 +77,8 @@ SOCKETPAIR = 53
 STREAM = 1
 # Calls of which the first decides, and the third.
 PRCTL = 157
-PRCTL_ALLOWED = (1, 2, 3, 15, 16, 23, 38, 39, 0x53564D41)  # of itself: names, dumpable, signals
+PRCTL_ALLOWED = (2, 3, 15, 16, 23, 38, 39, 0x53564D41)  # of itself: names, dumpable
+PRCTL_FEIGNED = (1,)  # PR_SET_PDEATHSIG: a block ends with its keeper
 PRLIMIT = 302
 OPTIONS = (54, 55)  # setsockopt and getsockopt: no cookie, which counts all sockets
 OPTIONS_ALLOWED = (3, 4, 7, 8, 17, 20, 21, 30, 38, 39)
@@ -146,7 +147,8 @@ def _program(feigned: Sequence[int], *, a_kernel: bool) -> list[_Instruction]:
     commands = {**dict.fromkeys(pipes, _ALLOW), **dict.fromkeys(FCNTL_FEIGNED, _ANSWER)}
     parts.append(_by_argument(FCNTL, 1, commands, otherwise=_WRONG))
     parts.append(_by_argument(IOCTL, 1, _all(IOCTL_ALLOWED), otherwise=_NO_TERMINAL))
-    parts.append(_by_argument(PRCTL, 0, _all(PRCTL_ALLOWED), otherwise=_WRONG))
+    options = {**_all(PRCTL_ALLOWED), **dict.fromkeys(PRCTL_FEIGNED, _ANSWER)}
+    parts.append(_by_argument(PRCTL, 0, options, otherwise=_WRONG))
     parts.append(_by_argument(PRLIMIT, 0, _all((0,)), otherwise=_NO_PERMISSION))
     for number in OPTIONS:
         parts.append(_by_argument(number, 2, _all(OPTIONS_ALLOWED), otherwise=_NO_SUCH_OPTION))

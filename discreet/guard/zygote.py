@@ -36,7 +36,11 @@ from discreet.guard.enclosure import (
 from discreet.guard.inside_kernel import HEAD, joined
 from discreet.guard.own_kernel import memory_file, prepare_kernel, send_result, start_kernel
 from discreet.guard.scratch import WatchedFolder, remove
-from discreet.simulation.processes import child_processes, import_before_forking
+from discreet.simulation.processes import (
+    DIE_WITH_PARENT,
+    child_processes,
+    import_before_forking,
+)
 
 LOADED = (
     "flwr.supernode.cli.flwr_clientapp",
@@ -62,7 +66,8 @@ KILOBYTES = 1 << 10  # of a megabyte
 @dataclass(frozen=True)
 class Pipes:
     """The descriptors of a block: files to read, pipes to write, and the entry to its group, which
-    counts its memory. `done` belongs to the keeper alone."""
+    counts its memory. `done` belongs to the keeper alone, which writes there as its last deed that
+    the block has ended."""
 
     task: int
     archive: int
@@ -85,7 +90,8 @@ def import_libraries() -> None:
 
 
 def serve_keepers(control: socket.socket, readable: Sequence[str]) -> None:
-    """Forks a keeper for each block that the guard asks for, until the guard has ended."""
+    """Forks a keeper for each block that the guard asks for, until the guard has ended or closes
+    the sandbox."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control.sendall(ENDED)
     while True:
@@ -118,14 +124,28 @@ def _keep(pipes: Pipes, readable: Sequence[str], ends: float) -> NoReturn:
             _keep_by_landlock(task, pipes, limits, ends, readable=readable)
         code = 0
     except BaseException:  # noqa: BLE001  (a process of its own, which says why it ends)
-        os.write(pipes.log, traceback.format_exc()[-2000:].encode())
+        _log(pipes, traceback.format_exc()[-2000:])
     finally:
+        with suppress(OSError):  # the guard has ended
+            os.write(pipes.done, ENDED)
         os._exit(code)
+
+
+def _forked() -> int:
+    """Forks. The child ends with its parent, also by kill -9, as a block must with its keeper."""
+    parent = os.pidfd_open(os.getpid())
+    pid = os.fork()
+    if pid == 0:
+        call("prctl", DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+        if select.select([parent], [], [], 0)[0]:  # it had ended before
+            os._exit(1)
+    os.close(parent)
+    return pid
 
 
 def _keep_in_spaces(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: float) -> None:
     new_spaces()
-    pid = os.fork()
+    pid = _forked()
     if pid == 0:
         _block(task, pipes, Path(DATA), lambda: enclose_in_spaces(limits))
     by_processes = not _has_group(pipes)
@@ -136,7 +156,7 @@ def _keep_in_spaces(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: fl
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)  # the first process of its space: all others end with it
         os.waitpid(pid, 0)
-    _log(pipes, reason)
+    _log_end(pipes, reason)
 
 
 def _keep_in_kernel(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: float) -> None:
@@ -144,7 +164,7 @@ def _keep_in_kernel(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: fl
     given = memory_file(joined(parts))
     made = memory_file(size=HEAD + task.most_bytes)
     new_spaces()
-    pid = os.fork()
+    pid = _forked()
     if pid == 0:
         _enter_group(pipes)
         start_kernel(given, made, pipes.log, limits)
@@ -158,23 +178,24 @@ def _keep_in_kernel(task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: fl
     if ended:
         send_result(made, pipes.out)
     _close(pipes)
-    _log(pipes, "" if ended else TOO_LATE.format(limits.seconds))
+    _log_end(pipes, "" if ended else TOO_LATE.format(limits.seconds))
 
 
 def _keep_by_landlock(
     task: BlockTask, pipes: Pipes, limits: BlockLimits, ends: float, *, readable: Sequence[str]
 ) -> None:
     call("prctl", SUBREAPER, 1, 0, 0, 0)  # what outlives its parent becomes a child of the keeper
-    scratch = Path(tempfile.mkdtemp())
+    home, *places = readable
+    scratch = Path(tempfile.mkdtemp(dir=home))
     try:
-        pid = os.fork()
+        pid = _forked()
         if pid == 0:
             _at_home_in(scratch)
             _block(
                 task,
                 pipes,
                 scratch / "data",
-                lambda: enclose_by_landlock(limits, readable, str(scratch)),
+                lambda: enclose_by_landlock(limits, places, str(scratch)),
             )
         by_processes = not _has_group(pipes)
         _close(pipes)
@@ -182,7 +203,7 @@ def _keep_by_landlock(
     finally:
         _end_all_below()
         remove(scratch)
-    _log(pipes, reason)
+    _log_end(pipes, reason)
 
 
 def _at_home_in(scratch: Path) -> None:
@@ -237,11 +258,15 @@ def _watch(
         os.close(watched)
 
 
-def _log(pipes: Pipes, reason: str) -> None:
+def _log_end(pipes: Pipes, reason: str) -> None:
     """Adds the reason why a block was ended to its log, which is the site's alone."""
     if reason:
-        with suppress(OSError):  # the guard reads no further than the slot
-            os.write(pipes.log, f"\nThe guard has ended this block: {reason}.\n".encode())
+        _log(pipes, f"\nThe guard has ended this block: {reason}.\n")
+
+
+def _log(pipes: Pipes, text: str) -> None:
+    with suppress(OSError):  # the guard reads no further than the slot
+        os.write(pipes.log, text.encode())
 
 
 def _memory_mb(scratch: Path | None) -> float:
@@ -327,16 +352,21 @@ def _close(pipes: Pipes) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Serves the guard over the descriptor whose number is the first argument. The other arguments
-    are the paths that Landlock lets blocks read, or `spaces`, or `kernel`."""
+    are `spaces`, or `kernel`, or for Landlock the folder of the blocks' scratch folders and the
+    paths that they may read."""
     control = socket.socket(fileno=int(words[0]))
     readable = list(words[1:])
     if readable == [ALONE]:
         prepare_kernel(LOADED, {**os.environ, **PREPARED_WITH})
     else:
         if readable != [SPACES]:
-            check_landlock(readable)
+            check_landlock(readable[1:])
+            call("prctl", SUBREAPER, 1, 0, 0, 0)  # what outlives its keeper becomes a child of this
         import_libraries()
     serve_keepers(control, readable)
+    if readable not in ([ALONE], [SPACES]):
+        _end_all_below()
+        remove(Path(readable[0]))
     return 0
 
 

@@ -23,6 +23,7 @@ from discreet.mechanisms.mechanism import (
     Statement,
 )
 from discreet.mechanisms.round_state import Released
+from discreet.privacy.blocks_grid import MOVES, blocks_grid
 from discreet.settings.adjacency import USER
 from discreet.settings.client_settings import UNBOUND, ClientSettings
 from discreet.settings.clip_choice import CLIP, ClipConfig
@@ -34,19 +35,7 @@ if TYPE_CHECKING:
 
     from discreet.mechanisms.round_state import RoundState
     from discreet.mechanisms.sums import CohortSum, Replies
-    from discreet.privacy.grid import Grid
     from discreet.privacy.randomness import RandomSource
-
-MOVES = 2  # clip norms by which one patient moves the sum: its block changes, and stays
-
-
-def blocks_grid(size: int, clip_norm: float, *, blocks: int, noise_multiplier: float) -> Grid:
-    """The grid on which blocks' updates (size,) add up exactly, by public values alone. The noise
-    multiplier is over 2C."""
-    from discreet.privacy.grid import grid_for
-
-    stddev = noise_multiplier * MOVES * clip_norm
-    return grid_for(clip_norm, size, largest_cohort=blocks, noise_scale=stddev)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from discreet.ledger.durable_ledger import Charge
 from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
 from discreet.node.nodes import client_of
-from discreet.node.policy import ClientPolicy, budgets_of, check_own_count
+from discreet.node.policy import ClientPolicy, budgets_of, check_clipped, check_own_count
 from discreet.node.work import Work, check_names, work_of
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest, decode_request
+from discreet.settings.adjacency import USER
 
 
 @dataclass(eq=False)
@@ -47,6 +48,8 @@ class MaskedWork:
             if vector is not None and self.asked.terms.promise.sums is not None:
                 self.sums = vector
                 self.guarantee = mechanism.guarantee
+                if self.guarantee == USER and self.request.work.trains:
+                    check_clipped(self.request.clip_norm)
                 return
         raise Refused("a masked vector is requested, but the train request has aggregation=plain")
 

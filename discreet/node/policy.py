@@ -345,6 +345,12 @@ def check_own_count(policy: ClientPolicy, event: DpEvent) -> None:
     _hold(enough, f"{wanted}; the sum has {noise:.4g} by this client's own count")
 
 
+def check_clipped(clip_norm: float) -> None:
+    """Refuses a masked sum of updates without a clip norm: each would count as zero."""
+    if math.isinf(clip_norm):
+        raise Refused("updates are added up under masks only with a finite clip norm")
+
+
 def budgets_of(policy: ClientPolicy, work: Work, charges: Sequence[Charge]) -> tuple[Budget, ...]:
     """The run's budgets for the guarantees that are charged to the client itself, and the owner's
     budget for all releases about the client's data, each at its own delta.

@@ -52,34 +52,39 @@ def can_not(enclosure: str) -> str:
 class Enclosed:
     """A guard's sandbox in another process, without rights, that is asked for attacks."""
 
-    def __init__(self, enclosure: str, folder: Path) -> None:
+    def __init__(self, enclosure: str, folder: Path, *, user: int | None = None) -> None:
         command = [sys.executable, "-m", "tests.guard.playing", str(folder / "guard"), enclosure]
         environment = {**os.environ, STATE_VARIABLE: str(folder / "state"), "HOME": str(folder)}
         environment |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
         self.process = subprocess.Popen(
-            as_nobody(command, read_only=enclosure == "landlock", user=USERS[enclosure]),
+            as_nobody(command, read_only=enclosure == "landlock", user=user or USERS[enclosure]),
             env=environment, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.enclosure = enclosure
         self.folder = folder
         try:
-            assert self._line() == {"ready": True}
+            assert self.line() == {"ready": True}
         except AssertionError:
             self.close()
             raise
 
-    def _line(self) -> dict[str, Any]:
+    def line(self) -> dict[str, Any]:
+        """What it says next."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the guard did not start"
         return dict(json.loads(line))
 
-    def asked(self, attack: str, **how: object) -> dict[str, Any]:
-        """What comes of an attack."""
+    def ask(self, attack: str, **how: object) -> None:
+        """Begins an attack."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"attack": attack, **how}) + "\n")
         self.process.stdin.flush()
-        said = self._line()
+
+    def asked(self, attack: str, **how: object) -> dict[str, Any]:
+        """What comes of an attack."""
+        self.ask(attack, **how)
+        said = self.line()
         assert "error" not in said, said
         return said
 

@@ -3,8 +3,10 @@ refused."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -23,7 +25,8 @@ from discreet.privacy.secure_grid import SecureCohort, SecureSum, secure_sum
 from discreet.protocol.masked_messages import ASKED, FROZEN
 from discreet.protocol.messages import MASKING, TRAIN, TrainRequest, request_items
 from discreet.settings.settings import client_settings
-from tests.guard.made import SIZE, arrays, message, site
+from tests.guard.made import SIZE, arrays, context, message, site
+from tests.guard.test_block_release import APP, guard_at
 from tests.node.clients import config
 
 BLOCKS, C, NOISE = 10, 0.5, 2.0
@@ -102,10 +105,10 @@ def test_a_patient_has_k_half_times_the_noise_of_a_site() -> None:
     assert event_from_json(event_to_json(event)) == event
 
 
-def asked(*words: str, **changed: object) -> Message:
+def asked(*words: str, clip_norm: float = C, **changed: object) -> Message:
     """A message that asks for a masked vector."""
     run = client_settings(config(*SECURE, *words))
-    request = TrainRequest(1, C, run, work=TRAIN)
+    request = TrainRequest(1, clip_norm, run, work=TRAIN)
     items = ConfigRecord({**request_items(request), FROZEN: []})  # type: ignore[dict-item]
     content = {
         "arrays": arrays(),
@@ -147,3 +150,20 @@ def test_a_run_that_gives_a_patient_too_little_is_refused(
     policy = site(tmp_path, PATIENTS, **{"min_noise_multiplier": 1.0, **settings})  # type: ignore[arg-type]
     with pytest.raises(Refused, match=said):
         read(policy, asked(*words))
+
+
+def test_updates_that_nothing_clips_are_refused_before_they_are_charged(tmp_path: Path) -> None:
+    guard = guard_at(tmp_path, patients=PATIENTS, min_noise_multiplier=1.0)
+    given = asked(clip_norm=math.inf)
+
+    def masking(content: RecordDict, config: object, *, work: Any, guarded: bool) -> RecordDict:
+        work().vector()
+        return RecordDict()
+
+    with (
+        patch("discreet.guard.site_guard.answer_masking", masking),
+        pytest.raises((Refused, ValueError), match=r"clip norm|int64") as found,
+    ):
+        guard.answer(given, context(), APP)
+    assert guard.ledger.releases() == []
+    assert found.type is Refused

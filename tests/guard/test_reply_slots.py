@@ -6,6 +6,7 @@ import json
 import math
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,12 +23,17 @@ from flwr.app import RecordDict
 from discreet.deployment.flower_fixes.supernode_guard import FAILED
 from discreet.guard.block_release import BlockRelease
 from discreet.guard.block_task import DEADLINE, BlockTask
-from discreet.guard.guard_policy import ENDING_SECONDS, KERNEL_ENDING_SECONDS, read_guard
+from discreet.guard.guard_policy import (
+    ENDING_SECONDS,
+    KERNEL_ENDING_SECONDS,
+    GuardPolicy,
+    read_guard,
+)
 from discreet.guard.reply_slots import ReplySlots
-from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, most_state
+from discreet.guard.sandbox import BlockInput, BlockResult, Sandbox, SandboxError, most_state
 from discreet.guard.site_guard import MISSED, SiteGuard, opened_blocks
 from discreet.guard.site_records import JOURNAL
-from discreet.guard.zygote import Pipes
+from discreet.guard.zygote import ENDED, Pipes
 from discreet.privacy.randomness import seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from tests.guard.made import PlayedSandbox, context, message, site
@@ -189,8 +195,9 @@ PIPES = tuple(field.name for field in fields(Pipes))
 class FakeZygote:
     """What the guard starts blocks from. Each has ended at once but the first, which stays on."""
 
-    def __init__(self, first_stays: float) -> None:
+    def __init__(self, first_stays: float, said: bytes = ENDED) -> None:
         self.first_stays = first_stays
+        self.said = said
         self.control, self.theirs = socket.socketpair()
         self.started: list[float] = []
         self.ends: list[float] = []
@@ -207,12 +214,41 @@ class FakeZygote:
             self.ends += DEADLINE.unpack(said)
             pipes = dict(zip(PIPES, given, strict=True))
             done = pipes.pop("done")
+            os.write(done, self.said)
             for each in pipes.values():
                 os.close(each)
             if len(self.started) == 1:
                 threading.Timer(self.first_stays, os.close, [done]).start()
             else:
                 os.close(done)
+
+
+def ran_by(zygote: FakeZygote, policy: GuardPolicy) -> list[BlockResult]:
+    """What comes of two blocks."""
+    sandbox = object.__new__(Sandbox)
+    sandbox.policy = policy
+    sandbox.control = zygote.control
+    sandbox.groups = None
+    sandbox.home = None
+    sandbox.process = subprocess.Popen(["true"])
+    guard = SiteGuard(policy, sandbox=sandbox)
+    task = guard._task(message(), context(), APP, work=guard._work(message(), context()))
+    try:
+        with opened_blocks(guard.blocks, [0, 1], {}) as inputs:
+            return list(sandbox.run(task, inputs))
+    finally:
+        sandbox.close()
+        zygote.thread.join()
+
+
+def test_a_keeper_that_ends_without_a_word_ends_the_sandbox_and_gives_nothing(
+    tmp_path: Path,
+) -> None:
+    policy = site(tmp_path, PATIENTS, block_seconds=1.0, limits={"memory-mb": 256})
+    zygote = FakeZygote(0.0, said=b"")
+    with pytest.raises(SandboxError, match="has ended before its block"):
+        ran_by(zygote, policy)
+    assert len(zygote.ends) == 1
 
 
 @pytest.mark.parametrize(("stays", "slots"), [(0.0, 1), (1.3, 2)])
@@ -222,16 +258,7 @@ def test_a_block_that_is_still_there_lengthens_its_slot(
     ending = ENDING_SECONDS + KERNEL_ENDING_SECONDS / 4
     policy = site(tmp_path, PATIENTS, block_seconds=1.0 - ending, limits={"memory-mb": 256})
     zygote = FakeZygote(stays)
-    sandbox = object.__new__(Sandbox)
-    sandbox.policy = policy
-    sandbox.control = zygote.control
-    sandbox.groups = None
-    guard = SiteGuard(policy, sandbox=sandbox)
-    task = guard._task(message(), context(), APP, work=guard._work(message(), context()))
-    with opened_blocks(guard.blocks, [0, 1], {}) as inputs:
-        results = list(sandbox.run(task, inputs))
-    zygote.control.close()
-    zygote.thread.join()
+    results = ran_by(zygote, policy)
     assert [each.vector for each in results] == [None, None]
     first, second = zygote.ends  # deadlines are absolute: no delay of this machine moves them
     assert second - first == pytest.approx(slots, abs=1e-6)

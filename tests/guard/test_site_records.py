@@ -84,6 +84,31 @@ def test_the_log_is_read_without_opening_the_folder_of_the_blocks(
     assert sorted(path.name for path in guard.records.iterdir()) == [JOURNAL, "privacy.json"]
 
 
+VERBS = (["site", "log"], ["site"], ["site", "backup"])
+
+
+def told(folder: Path, verb: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a verb prints as its only line of an error; nothing if it ends well."""
+    more = ["--out", str(folder / "copy")] if verb[-1] == "backup" else []
+    code = main([*verb, str(folder / "guard.toml"), *more])
+    said = capsys.readouterr()
+    assert code == (2 if said.err else 0)
+    return said.err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_a_killed_guard_left_closed_is_opened_unless_another_one_runs(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guard = guard_at(tmp_path, enclosure="landlock", **APPROVED)
+    with site_lock(guard.policy), closed(guard.policy):
+        assert "is closed while blocks run: try again later" in told(tmp_path, verb, capsys)
+        assert (tmp_path / "site").stat().st_mode & 0o777 == 0
+    for name in ("site", "site-records"):
+        (tmp_path / name).chmod(0)
+    assert told(tmp_path, verb, capsys) == ""
+
+
 def test_the_overview_says_what_is_left_what_ran_and_what_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

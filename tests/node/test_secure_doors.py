@@ -5,6 +5,7 @@ and what is left of a run."""
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -110,6 +111,17 @@ def test_a_masked_vector_is_not_given_in_a_run_in_the_clear(behind: Behind, tmp_
     with pytest.raises(NotGiven, match=r"masked vector .*aggregation=plain"):
         server.until(Stage.CONFIRM)
     assert {part.stage for _, part, _ in server.given} == {Stage.KEYS, Stage.SHARES}
+
+
+@both_doors
+def test_no_masked_vector_is_given_or_charged_for_updates_that_nothing_clips(
+    behind: Behind, tmp_path: Path
+) -> None:
+    server = behind(tmp_path)
+    (name, request), *_ = server.until(Stage.MASKED).requests.items()
+    with pytest.raises(NotGiven, match="finite clip norm"):
+        server.ask(name, request, replace(server.told, clip_norm=math.inf))
+    assert DurableLedger(Path(str(server.configs[name]["ledger"]))).releases() == []
 
 
 def test_the_mod_gives_no_update_of_a_whole_client_as_a_sum_over_examples(tmp_path: Path) -> None:

@@ -248,6 +248,16 @@ def daemon(context: Context) -> dict[str, object]:
     return {}
 
 
+def clings(context: Context) -> dict[str, object]:
+    """Stays, with a daemon, and asks the kernel not to end it with its parent."""
+    libc.prctl(15, b"leftover", 0, 0, 0)
+    libc.prctl(1, 0, 0, 0, 0)
+    if os.fork() == 0:
+        os.setsid()
+    time.sleep(600)
+    return {}
+
+
 def fork_bomb(context: Context) -> dict[str, object]:
     count = 0
     while count < 5000:
@@ -519,6 +529,7 @@ PROBES = {
         changed,
         kept,
         daemon,
+        clings,
         fork_bomb,
         memory,
         disk,
