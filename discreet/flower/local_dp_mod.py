@@ -168,8 +168,7 @@ class _LocalDp:
         budgets = [Budget(self.target_epsilon, self.delta, LOCAL)]
         if math.isfinite(policy.max_epsilon):
             budgets.append(Budget(policy.max_epsilon, policy.max_delta))
-        rounds = [record[ROUND] for record in content.config_records.values() if ROUND in record]
-        number = int(str([*rounds, 0][0]))
+        number = _round_of(content)
         owner = str(context.node_config.get("partition-id", ""))
         accounts = Accounts(ledger, self.delta, "pld")
         charge = [Charge(number, LOCAL, owner, privacy.event, 1 + bool(self.ranges))]
@@ -196,3 +195,12 @@ class _LocalDp:
         noised = release_update(places.float(), self._privacy(1.0), source=secure_source())
         values = middle + noised.double() * root * half
         return dict(zip(self.ranges, values.tolist(), strict=True))
+
+
+def _round_of(content: RecordDict) -> int:
+    """The number of a message's round, 0 if it has none. Refused: it is no such number."""
+    rounds = [record[ROUND] for record in content.config_records.values() if ROUND in record]
+    number = [*rounds, 0][0]
+    if type(number) is int and 0 <= number < 2**63:
+        return number
+    raise Refused(f"{ROUND} must be a whole number from 0 to 2^63 - 1 (got {number!r:.40})")
