@@ -40,7 +40,7 @@ def done_within(seconds: float, work: Callable[[], RecordDict]) -> RecordDict:
     """
     if not seconds > 0:
         raise Refused("the message has exceeded its time to live")
-    if threading.current_thread() is not threading.main_thread():
+    if not in_main_thread():
         return work()
     try:
         return _interrupted_after(seconds, work)
@@ -63,6 +63,19 @@ def _interrupted_after(seconds: float, work: Callable[[], RecordDict]) -> Record
         signal.signal(signal.SIGALRM, before)
         if left:
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3))
+
+
+def lift_limit() -> None:
+    """Ends the limit of the message at hand, and alarms that its app has set. `done_within` puts
+    back the handler and the alarm that were there before."""
+    if in_main_thread():
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def in_main_thread() -> bool:
+    """True in the only thread in which Python runs handlers of signals."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def _end(number: int, frame: FrameType | None) -> None:
