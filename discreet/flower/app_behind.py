@@ -20,7 +20,7 @@ from discreet.node.time_limit import NO_CHANGE, in_main_thread, lift_limit
 App = Callable[[Message, Context], Message]
 T = TypeVar("T")
 # The signals by which an operator ends a node. Flower's handlers of them raise SystemExit.
-ENDING = (signal.SIGINT, signal.SIGTERM)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 logger = logging.getLogger("discreet.client")
 

@@ -59,10 +59,10 @@ def local_dp_mod(
     to `clip_norm` in L2 and noised on an exact grid for 2 * clip_norm. Whole numbers keep the
     server's values. Each reply is charged before the app is called, and leaves whatever the app
     does: one that raises anything, takes longer than the node's max-seconds, or returns arrays that
-    do not fit or are not finite counts as no change. Only SIGINT and SIGTERM end a node meanwhile,
-    also if its app sends them. A request below the node's policy or beyond its
-    budget, and every other message, is refused. That a node took part, and how long its app ran, is
-    not covered.
+    do not fit or are not finite counts as no change. Only SIGINT, SIGTERM and SIGQUIT end a node
+    meanwhile, also if its app sends them. A request below the node's policy or beyond its budget,
+    and every other message, is refused. That a node took part, and how long its app ran, is not
+    covered.
 
     Args:
       ledger: a file of `discreet ledger create`; None: the one that the node's owner names in

@@ -34,8 +34,9 @@ def secure_sum_mod(message: Message, context: Context, call_next: App) -> Messag
 
     The app trains as usual. The difference between its result and the received arrays leaves the
     node clipped, on a grid, noised with this node's share, and masked; metrics and numbers of
-    examples do not leave. Every other message is refused, whatever its type, without calling the
-    app, which would answer in the clear.
+    examples do not leave. An app that raises anything, or takes longer than the node's max-seconds,
+    counts as no change; SIGINT, SIGTERM and SIGQUIT end the node. Every other message is refused,
+    whatever its type, without calling the app, which would answer in the clear.
 
     The node's owner sets in `--node-config` (docs/deployment.md): `name`, `identity-key`, `peers`,
     `masking-state` and `ledger`, and optionally `policy`. In Flower's simulation they are made for

@@ -163,7 +163,7 @@ def test_an_app_that_raises_in_another_thread_counts_as_no_change(tmp_path: Path
 
 
 @both
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
 def test_a_signal_of_the_operator_ends_the_node_while_the_app_works(
     behind: Behind, number: signal.Signals, tmp_path: Path
 ) -> None:
