@@ -130,7 +130,7 @@ def ends_by(error: BaseException) -> Callable[..., Any]:
         ("node.client:local_update", ends_by(GeneratorExit())),
     ],
 )
-def test_what_is_charged_is_answered_whenever_the_time_is_up_and_whatever_a_model_raises(
+def test_what_is_charged_is_answered_whatever_a_model_raises_and_when_time_is_up(
     name: str,
     fault: Callable[..., Any],
     tmp_path: Path,
