@@ -55,6 +55,13 @@ def _half_the_noise(real: Any) -> Any:
     return noised_count
 
 
+def _caught(work: Any) -> Any:
+    try:
+        return work()
+    except Exception:  # noqa: BLE001 - the fault: what derives from BaseException alone goes on
+        return None
+
+
 def _by_row(_: Any) -> Any:
     def each_alone(model: Any, batch: Any, owners: Any, **how: Any) -> Any:
         return clipped_gradient_sum(model, batch[0], targets=batch[1], **how)
@@ -350,13 +357,33 @@ BY_TEST = {
     ),
     "node/test_kinds_of_reply.py::test_an_app_that_fails_behind_the_masked_mod_gives_a_vector_and_is_charged": Fault(
         "an app that fails behind the masked mod is an error",
-        "flower.secure_sum_mod:FAILURES",
-        lambda _: (),
+        "flower.secure_sum_mod:read_from",
+        lambda _: lambda app, message, context, read: read(app(message, context).content),
     ),
     "flower/test_local_dp_mod.py::test_a_reply_of_the_same_kind_leaves_whatever_the_app_does": Fault(
         "an app that calls sys.exit ends the process",
-        "flower.local_dp_mod:FAILURES",
-        lambda _: (Exception,),
+        "flower.app_behind:done_on_data",
+        lambda _: _caught,
+    ),
+    "flower/test_app_behind.py::test_an_app_that_raises_anything_counts_as_no_change": Fault(
+        "an app's KeyboardInterrupt goes through",
+        "flower.app_behind:done_on_data",
+        lambda _: _caught,
+    ),
+    "flower/test_app_behind.py::test_the_limit_of_an_apps_time_ends_before_its_noise_is_drawn": Fault(
+        "noise is drawn under the alarm of the app",
+        "node.data_work:lift_limit",
+        always(None),
+    ),
+    "flower/test_app_behind.py::test_what_an_app_writes_into_its_message_is_not_in_the_reply": Fault(
+        "an app has the message whose metadata its reply takes",
+        "flower.app_behind:deepcopy",
+        lambda _: lambda message: message,
+    ),
+    "flower/test_app_behind.py::test_noise_does_not_depend_on_settings_that_an_app_leaves": Fault(
+        "noise is drawn on the default device of the app",
+        "flower.app_behind:apart",
+        lambda _: lambda work: work(),
     ),
     "flower/test_local_dp_mod.py::test_a_policy_of_the_owner_that_it_does_not_meet_is_a_refusal_at_no_cost": Fault(
         "local_dp_mod ignores an owner's max-epsilon",

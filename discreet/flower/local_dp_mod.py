@@ -14,6 +14,7 @@ import torch
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
+from discreet.flower.app_behind import App, apart, read_from
 from discreet.flower.array_layout import ROUND, ArrayLayout, layout_of, only_arrays
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
@@ -21,14 +22,12 @@ from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.app import answered
 from discreet.node.policy import ClientPolicy, check_promise
 from discreet.node.promise import Promise
-from discreet.node.time_limit import FAILURES, NO_CHANGE
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import secure_source
 from discreet.settings.adjacency import LOCAL
 from discreet.settings.rules import OpenShare, Positive, Rounds, section
 
 Ranges = Mapping[str, tuple[float, float]]
-Next = Callable[[Message, Context], Message]
 # Always 1: the true number is private, and Flower's FedAvg weights by it.
 EXAMPLES = "num-examples"
 METRICS = "metrics"
@@ -51,7 +50,7 @@ def local_dp_mod(
     rounds: int,
     ledger: str | Path | None = None,
     metrics: Ranges | None = None,
-) -> Callable[[Message, Context, Next], Message]:
+) -> Callable[[Message, Context, App], Message]:
     """A mod for a node that trusts nobody: its app's update is clipped, noised and accounted for
     before it leaves the node.
 
@@ -59,10 +58,11 @@ def local_dp_mod(
     node, against everybody who sees its replies. The difference to the received arrays is clipped
     to `clip_norm` in L2 and noised on an exact grid for 2 * clip_norm. Whole numbers keep the
     server's values. Each reply is charged before the app is called, and leaves whatever the app
-    does: one that fails, takes longer than the node's max-seconds, or returns arrays that do not
-    fit or are not finite counts as no change. A request below the node's policy or beyond its
-    budget, and every other message, is refused. That a node took part, and how long its app ran, is
-    not covered.
+    does: one that raises anything, takes longer than the node's max-seconds, or returns arrays that
+    do not fit or are not finite counts as no change. Only SIGINT, SIGTERM and SIGQUIT end a node
+    meanwhile, also if its app sends them. A request below the node's policy or beyond its budget,
+    and every other message, is refused. That a node took part, and how long its app ran, is not
+    covered.
 
     Args:
       ledger: a file of `discreet ledger create`; None: the one that the node's owner names in
@@ -112,7 +112,7 @@ class _LocalDp:
     ranges: dict[str, tuple[float, float]]
 
     def reply(
-        self, message: Message, context: Context, call_next: Next, policy: ClientPolicy
+        self, message: Message, context: Context, call_next: App, policy: ClientPolicy
     ) -> RecordDict:
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
             raise Refused(
@@ -127,24 +127,27 @@ class _LocalDp:
         layout = layout_of(sent)
         before = layout.vector(sent)
         self._charge(message.content, privacy, context, policy)
-        content, update = self._changed(lambda: call_next(message, context), layout, before)
-        noised = release_update(update, privacy, source=secure_source())
-        metrics = MetricRecord({EXAMPLES: 1, **self._metrics(content)})
-        return RecordDict({key: layout.record(before + noised), METRICS: metrics})
+        changed = read_from(call_next, message, context, partial(self._read, layout, before))
 
-    def _changed(
-        self, answer: Callable[[], Message], layout: ArrayLayout, before: Tensor
-    ) -> tuple[RecordDict, Tensor]:
-        """The app's reply, and its change of the arrays. It is paid for, so noise leaves whatever
-        the app does: an app that fails, or whose arrays do not fit, counts as no change."""
-        try:
-            # An error reply of the app has no content, so this raises and its text stays here.
-            content = answer().content
-            trained = only_arrays(content, "the app's reply")
-            return content, layout.difference(trained, before.numpy())
-        except FAILURES as error:
-            logger.error(NO_CHANGE, error, exc_info=True)
-            return RecordDict(), torch.zeros(len(before))
+        def noised() -> RecordDict:
+            unchanged = torch.zeros(len(before), dtype=torch.float32), [0.0] * len(self.ranges)
+            update, places = changed or unchanged
+            released = release_update(update, privacy, source=secure_source())
+            metrics = MetricRecord({EXAMPLES: 1, **self._metrics(places)})
+            return RecordDict({key: layout.record(before + released), METRICS: metrics})
+
+        return apart(noised)
+
+    def _read(
+        self, layout: ArrayLayout, before: Tensor, content: RecordDict
+    ) -> tuple[Tensor, list[float]]:
+        """The app's change of the arrays, and the places of its metrics in their ranges."""
+        trained = only_arrays(content, "the app's reply")
+        update = layout.difference(trained, before.numpy())
+        records = content.metric_records.values()
+        found = {name: value for record in records for name, value in record.items()}
+        places = [_place(found.get(name), *ends) for name, ends in self.ranges.items()]
+        return update, places
 
     def _privacy(self, norm: float) -> LocalPrivacy:
         """The noise of a release. `count` Gaussians of multiplier z cost as much as one of z /
@@ -168,8 +171,7 @@ class _LocalDp:
         budgets = [Budget(self.target_epsilon, self.delta, LOCAL)]
         if math.isfinite(policy.max_epsilon):
             budgets.append(Budget(policy.max_epsilon, policy.max_delta))
-        rounds = [record[ROUND] for record in content.config_records.values() if ROUND in record]
-        number = int(str([*rounds, 0][0]))
+        number = _round_of(content)
         owner = str(context.node_config.get("partition-id", ""))
         accounts = Accounts(ledger, self.delta, "pld")
         charge = [Charge(number, LOCAL, owner, privacy.event, 1 + bool(self.ranges))]
@@ -177,22 +179,38 @@ class _LocalDp:
         while not accounts.write(charge):
             accounts.after(charge, budgets)
 
-    def _metrics(self, content: RecordDict) -> dict[str, float]:
-        """The metrics with a public range, noised together: in half ranges they are a vector of
-        norm at most 1."""
-        if not self.ranges:
+    def _metrics(self, places: list[float]) -> dict[str, float]:
+        """The metrics with a public range, noised together: their places are a vector of norm at
+        most 1 once it is divided by the root of their number."""
+        if not places:
             return {}
-        records = content.metric_records.values()
-        found = {name: value for record in records for name, value in record.items()}
-        low, high = torch.tensor([*self.ranges.values()], dtype=torch.float64).T
-        middle = (low + high) / 2
-        half = (high - low) / 2
-        given = [found.get(name) for name in self.ranges]
-        said = torch.tensor(
-            [float(x) if isinstance(x, int | float) else math.nan for x in given]
-        ).double()
-        root = math.sqrt(len(self.ranges))
-        places = ((said - middle) / half).nan_to_num(0.0).clamp(-1, 1) / root
-        noised = release_update(places.float(), self._privacy(1.0), source=secure_source())
-        values = middle + noised.double() * root * half
-        return dict(zip(self.ranges, values.tolist(), strict=True))
+        root = math.sqrt(len(places))
+        shares = torch.tensor(places, dtype=torch.float32) / root
+        noised = release_update(shares, self._privacy(1.0), source=secure_source())
+        said = {}
+        for (name, (low, high)), value in zip(self.ranges.items(), noised.tolist(), strict=True):
+            said[name] = low / 2 + high / 2 + value * root * (high - low) / 2
+        return said
+
+
+def _place(value: object, low: float, high: float) -> float:
+    """The place of an app's metric in its range, from -1 to 1. What is no number is in the middle,
+    also a number of the app's own class that fails."""
+    middle = low / 2 + high / 2
+    number = middle
+    with suppress(Exception):
+        if isinstance(value, int | float):
+            number = float(min(max(value, low), high))
+    if math.isnan(number):
+        return 0.0
+    # Clamped once more, as a class may compare its numbers as it likes.
+    return min(max((number - middle) / ((high - low) / 2), -1.0), 1.0)
+
+
+def _round_of(content: RecordDict) -> int:
+    """The number of a message's round, 0 if it has none. Refused: it is no such number."""
+    rounds = [record[ROUND] for record in content.config_records.values() if ROUND in record]
+    number = [*rounds, 0][0]
+    if type(number) is int and 0 <= number < 2**63:
+        return number
+    raise Refused(f"{ROUND} must be a whole number from 0 to 2^63 - 1 (got {number!r:.40})")

@@ -3,16 +3,14 @@ ClientApp(mods=[secure_sum_mod])`."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from discreet.flower.array_layout import layout_of, only_arrays
+from discreet.flower.app_behind import App, apart, read_from
+from discreet.flower.array_layout import ArrayLayout, layout_of, only_arrays
 from discreet.flower.tested_flower import MOD_PLACES, refusal
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
@@ -21,7 +19,6 @@ from discreet.node.client import ExactReply, noised_vector
 from discreet.node.masked_work import MaskedWork
 from discreet.node.policy import ClientPolicy
 from discreet.node.secure_aggregation import answer_masking
-from discreet.node.time_limit import FAILURES, NO_CHANGE
 from discreet.node.work import check_names, work_of
 from discreet.privacy.clipping import clip_updates
 from discreet.privacy.randomness import secure_source
@@ -30,19 +27,16 @@ from discreet.protocol.masked_messages import read_masking, split_content
 from discreet.protocol.messages import MASKING, request_of
 from discreet.settings.adjacency import USER
 
-logger = logging.getLogger("discreet.client")
 
-ClientAppCallable = Callable[[Message, Context], Message]
-
-
-def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def secure_sum_mod(message: Message, context: Context, call_next: App) -> Message:
     """Lets a ClientApp take part in secure aggregation, for
     `DPFedAvg(mechanism=MaskedGaussian(...))`.
 
     The app trains as usual. The difference between its result and the received arrays leaves the
     node clipped, on a grid, noised with this node's share, and masked; metrics and numbers of
-    examples do not leave. Every other message is refused, whatever its type, without calling the
-    app, which would answer in the clear.
+    examples do not leave. An app that raises anything, or takes longer than the node's max-seconds,
+    counts as no change; SIGINT, SIGTERM and SIGQUIT end the node. Every other message is refused,
+    whatever its type, without calling the app, which would answer in the clear.
 
     The node's owner sets in `--node-config` (docs/deployment.md): `name`, `identity-key`, `peers`,
     `masking-state` and `ledger`, and optionally `policy`. In Flower's simulation they are made for
@@ -59,9 +53,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     return answered(message, _refuse, node)
 
 
-def _answer(
-    message: Message, context: Context, call_next: ClientAppCallable, policy: ClientPolicy
-) -> RecordDict:
+def _answer(message: Message, context: Context, call_next: App, policy: ClientPolicy) -> RecordDict:
     """A stage of a masked sum."""
     if reason := refusal(MOD_PLACES, "that no answer leaves in the clear"):
         raise Refused(reason)
@@ -77,7 +69,7 @@ def _refuse(_: ClientPolicy) -> RecordDict:
 
 
 def _read_work(
-    message: Message, context: Context, call_next: ClientAppCallable, policy: ClientPolicy
+    message: Message, context: Context, call_next: App, policy: ClientPolicy
 ) -> MaskedWork:
     content = RecordDict(dict(message.content))
     _, virtual = read_masking(content)
@@ -102,14 +94,22 @@ def _read_work(
                 "privacy.user.aggregation=secure"
             )
         admit_one(asked, data_owner, 0, accounts=accounts, policy=policy)
-        try:
-            trained = only_arrays(call_next(message, context).content, "the app's reply")
-            update = layout.difference(trained, params.numpy().astype(np.float32))
-        except FAILURES as error:
-            logger.error(NO_CHANGE, error, exc_info=True)
-            update = torch.zeros(layout.num_params)
-        updates, below = clip_updates(update.unsqueeze(0), request.clip_norm)
-        values = ExactReply(updates[0], bool(below[0]))
-        return noised_vector(sums, values, request, secure_source())
+        changed = read_from(call_next, message, context, partial(_difference, layout, params))
+
+        def noised() -> Tensor:
+            update = changed
+            if update is None:
+                update = torch.zeros(layout.num_params, dtype=torch.float32)
+            updates, below = clip_updates(update.unsqueeze(0), request.clip_norm)
+            values = ExactReply(updates[0], bool(below[0]))
+            return noised_vector(sums, values, request, secure_source())
+
+        return apart(noised)
 
     return MaskedWork(asked, accounts, policy, data_owner, work)
+
+
+def _difference(layout: ArrayLayout, params: Tensor, content: RecordDict) -> Tensor:
+    """The difference between the app's result and the sent arrays (num_params,)."""
+    trained = only_arrays(content, "the app's reply")
+    return layout.difference(trained, params.numpy())

@@ -3,7 +3,6 @@ Flower."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +17,9 @@ from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
+from discreet.node.data_work import done_on_data
 from discreet.node.policy import ClientPolicy
-from discreet.node.time_limit import FAILURES, NO_CHANGE
+from discreet.node.time_limit import lift_limit
 from discreet.node.work import Work
 from discreet.per_example.objective import trainable
 from discreet.privacy.clipping import clip_updates
@@ -38,8 +38,6 @@ from discreet.training.units import units_of
 if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
     from discreet.queries.query import Query
-
-logger = logging.getLogger("discreet.client")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -146,6 +144,7 @@ class Client:
         admitted = admit_one(
             work, self.data_owner, count, accounts=self.accounts, policy=self.policy
         )
+        lift_limit()  # what is charged is answered: the limit holds for work on data alone
         # Before training, which changes the model's parameters.
         if asked.query:
             answer = self._answer(work, params)
@@ -165,11 +164,8 @@ class Client:
         work = partial(self._worked, request, params, admitted)
         if request.virtual is not None:  # the owner of a simulation wants to see its errors
             return work(failing=RAISES)
-        try:
-            return work(failing=COUNTS_AS_ZERO)
-        except FAILURES as error:
-            logger.error(NO_CHANGE, error, exc_info=True)
-            return work(failing=NOISE_ALONE)
+        found = done_on_data(partial(work, failing=COUNTS_AS_ZERO))
+        return work(failing=NOISE_ALONE) if found is None else found
 
     def _worked(
         self, request: TrainRequest, params: Tensor, admitted: Admitted, *, failing: str
@@ -235,11 +231,8 @@ class Client:
         comes all the same."""
         if work.request.virtual is not None:
             return answer()
-        try:
-            return answer()
-        except FAILURES as error:
-            logger.error(NO_CHANGE, error, exc_info=True)
-            return torch.zeros(query.length, dtype=torch.float64)
+        found = done_on_data(answer)
+        return torch.zeros(query.length, dtype=torch.float64) if found is None else found
 
     def _rated(self, query: Query, params: Tensor, held_out: Examples) -> Tensor:
         """The answer of a model's ratings. If the model fails on the examples together, it is the

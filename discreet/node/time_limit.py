@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ from discreet.training.failing_units import TimeIsUp
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
+
+# When the work of the message at hand must be done, by time.monotonic; None without a limit.
+_deadline: ContextVar[float | None] = ContextVar("_deadline", default=None)
 
 
 def seconds_for(max_seconds: float, time_to_live: float) -> float:
@@ -40,7 +44,7 @@ def done_within(seconds: float, work: Callable[[], RecordDict]) -> RecordDict:
     """
     if not seconds > 0:
         raise Refused("the message has exceeded its time to live")
-    if threading.current_thread() is not threading.main_thread():
+    if not in_main_thread():
         return work()
     try:
         return _interrupted_after(seconds, work)
@@ -54,21 +58,40 @@ def _interrupted_after(seconds: float, work: Callable[[], RecordDict]) -> Record
     """The result of `work`. TimeIsUp: it took longer. An alarm that was set before continues
     afterwards."""
     before = signal.signal(signal.SIGALRM, _end)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     started = time.monotonic()
+    ours = _deadline.set(started + seconds)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         return work()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        _deadline.reset(ours)
         signal.signal(signal.SIGALRM, before)
         if left:
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3))
 
 
+def set_limit() -> None:
+    """Lets the limit of the message at hand interrupt what follows, if it has one."""
+    deadline = _deadline.get()
+    if deadline is not None and in_main_thread():
+        signal.signal(signal.SIGALRM, _end)
+        signal.setitimer(signal.ITIMER_REAL, max(deadline - time.monotonic(), 1e-6))
+
+
+def lift_limit() -> None:
+    """Lets nothing that follows be interrupted, neither by the limit of the message at hand nor by
+    alarms that an app has set. `done_within` puts back the handler and the alarm that were there
+    before."""
+    if _deadline.get() is not None and in_main_thread():
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def in_main_thread() -> bool:
+    """True in the only thread in which Python runs handlers of signals."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     raise TimeIsUp
-
-
-# What may end an app's or a model's work by what its data are. An app may call sys.exit.
-FAILURES = (Exception, SystemExit, TimeIsUp)
-NO_CHANGE = "the work of this round failed and counts as no change; noise alone leaves: %s"

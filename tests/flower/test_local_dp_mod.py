@@ -278,6 +278,21 @@ def test_a_message_with_two_records_of_arrays_is_refused_at_no_cost(ledger: Path
     assert DurableLedger(ledger).spent("local").num_releases == 0
 
 
+@pytest.mark.parametrize("number", [2**70, -1, "abc", 1.5, True], ids=str)
+def test_a_round_that_is_no_number_of_a_round_is_refused_at_no_cost(
+    number: object, ledger: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    called = []
+    sent = message(arrays())
+    sent.content["config"] = ConfigRecord({"server-round": number})
+    reply = answer(local_dp_mod(**GIVEN, rounds=2, ledger=ledger), sent, called.append)
+    assert reply.error.reason.startswith("server-round must be a whole number from 0 to 2^63 - 1")
+    assert str(number) in reply.error.reason
+    assert called == []
+    assert DurableLedger(ledger).spent("local").num_releases == 0
+    assert not any(record.exc_info for record in caplog.records)
+
+
 def test_a_metric_leaves_with_a_public_range_alone_noised_and_paid_for(ledger: Path) -> None:
     # Noise on the grid is 0 once in some 40 values: not for all seven but once in 10^11 runs.
     losses = [f"loss-{number}" for number in range(7)]

@@ -3,6 +3,7 @@ owner sets."""
 
 from __future__ import annotations
 
+import pkgutil
 import signal
 import threading
 import time
@@ -21,6 +22,8 @@ from discreet.node.app import answered, train
 from discreet.node.policy import ClientPolicy
 from discreet.node.time_limit import done_within
 from discreet.node.work import work_of
+from discreet.training.failing_units import NOISE_ALONE
+from discreet.training.local_training import LocalSettings
 from tests.node.clients import EXAMPLE, client, config, examples, params_of, request
 
 NODE: dict[str, str | int] = {"partition-id": 1, "num-partitions": 12}
@@ -92,6 +95,53 @@ def test_work_that_takes_too_long_ends_in_time_and_what_was_charged_is_answered(
     else:
         assert answer.error.reason.startswith("the work of this message took 1 s")
     assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases == sum(charged)
+
+
+def goes_off(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The alarm goes off after it."""
+
+    def late(*given: Any, **named: Any) -> Any:
+        found = real(*given, **named)
+        if signal.getsignal(signal.SIGALRM) is not signal.SIG_IGN:
+            signal.raise_signal(signal.SIGALRM)
+        return found
+
+    return late
+
+
+def ends_by(error: BaseException) -> Callable[..., Any]:
+    def raising(real: Callable[..., Any]) -> Callable[..., Any]:
+        def ended(*given: Any, settings: LocalSettings, **named: Any) -> Any:
+            if settings.failing == NOISE_ALONE:
+                return real(*given, settings=settings, **named)
+            raise error
+
+        return ended
+
+    return raising
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("node.client:clip_updates", goes_off),
+        ("node.app:reply_numbers", goes_off),
+        ("node.client:local_update", ends_by(KeyboardInterrupt())),
+        ("node.client:local_update", ends_by(GeneratorExit())),
+    ],
+)
+def test_what_is_charged_is_answered_whatever_a_model_raises_and_when_time_is_up(
+    name: str,
+    fault: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = f"discreet.{name.replace(':', '.')}"
+    monkeypatch.setattr(path, fault(pkgutil.resolve_name(f"discreet.{name}")))
+    DurableLedger.create(tmp_path / "ledger.db")
+    answer = reply(message(*EXAMPLE[:1], *EXAMPLE[-2:]), ledger=str(tmp_path / "ledger.db"))
+    charged = DurableLedger(tmp_path / "ledger.db").releases()
+    assert (answer.has_error(), len(charged)) == (False, 1)
 
 
 def stubborn(_: ClientPolicy) -> RecordDict:
