@@ -372,7 +372,7 @@ BY_TEST = {
     ),
     "flower/test_app_behind.py::test_the_limit_of_an_apps_time_ends_before_its_noise_is_drawn": Fault(
         "noise is drawn under the alarm of the app",
-        "node.data_work:lift_limit",
+        "node.time_limit:lift_limit",
         always(None),
     ),
     "flower/test_app_behind.py::test_what_an_app_writes_into_its_message_is_not_in_the_reply": Fault(

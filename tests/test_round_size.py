@@ -24,12 +24,12 @@ from discreet.simulation.in_process import simulate
 from tests.node.clients import config, request
 
 PACKAGE = str(Path(discreet.__file__).parent) + os.sep
-# 15 % above what was measured (150 functions, 28 files, 14 deep, 14 stays): growth is noticed, and
+# 15 % above what was measured (150 functions, 28 files, 14 deep, 19 stays): growth is noticed, and
 # no code is bent to meet a number.
 MOST_FUNCTIONS = 172  # Python before 3.12 counts comprehensions too
 MOST_FILES = 32
 MOST_DEEP = 16  # from `simulate` on; a seed, without which this would be chance, takes 3 of them
-MOST_STAYS = 16
+MOST_STAYS = 21
 # A node's way through a request; other rooms are called from it.
 ROOMS = ("node", "protocol", "mechanisms", "queries", "flower")
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from flwr.app import Context, Message, RecordDict
 
-from discreet.node.data_work import done_on_data
+from discreet.node.time_limit import done_on_data
 
 App = Callable[[Message, Context], Message]
 T = TypeVar("T")

@@ -17,9 +17,8 @@ from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
-from discreet.node.data_work import done_on_data
 from discreet.node.policy import ClientPolicy
-from discreet.node.time_limit import lift_limit
+from discreet.node.time_limit import done_on_data
 from discreet.node.work import Work
 from discreet.per_example.objective import trainable
 from discreet.privacy.clipping import clip_updates
@@ -144,7 +143,6 @@ class Client:
         admitted = admit_one(
             work, self.data_owner, count, accounts=self.accounts, policy=self.policy
         )
-        lift_limit()  # what is charged is answered: the limit holds for work on data alone
         # Before training, which changes the model's parameters.
         if asked.query:
             answer = self._answer(work, params)

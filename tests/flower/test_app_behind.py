@@ -33,7 +33,7 @@ from discreet.flower import local_dp_mod as local_module
 from discreet.flower import secure_sum_mod as masked_module
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.masking.wire import Stage
-from discreet.node import data_work
+from discreet.node import time_limit
 from discreet.privacy.randomness import RandomSource, seeded_source
 from tests.node.dishonest import ARRAYS, NotGiven, Told, server_of
 
@@ -247,14 +247,14 @@ def test_the_limit_of_an_apps_time_ends_before_its_noise_is_drawn(
 def test_an_alarm_between_the_apps_end_and_the_end_of_its_limit_is_no_error(
     behind: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lift, goes_off = data_work.lift_limit, [True]
+    lift, goes_off = time_limit.lift_limit, [True]
 
     def later() -> None:
         if goes_off and goes_off.pop():
             signal.raise_signal(signal.SIGALRM)
         lift()
 
-    monkeypatch.setattr(data_work, "lift_limit", later)
+    monkeypatch.setattr(time_limit, "lift_limit", later)
     assert is_reply(behind(trained, tmp_path))
     assert goes_off == []
 

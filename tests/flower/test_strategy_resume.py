@@ -248,7 +248,8 @@ def test_the_mean_change_is_applied_and_no_change_was_sent_in_the_clear(
     np.testing.assert_allclose(moved, 0.035, atol=1e-3)
     assert {*seen[0].content} == {"arrays", "config"}  # the app sees what it always saw
     assert len(seen) == NODES
-    assert all(MASKING in message.content or message in seen for message in grid.sent.values())
+    for_apps = [each for each in grid.sent.values() if MASKING not in each.content]
+    assert len(for_apps) == NODES  # each app had a copy of its own
     assert DurableLedger(tmp_path / "run" / "ledger.db").spent("user").num_releases == 1
     assert [row["replies"] for row in RunFolder(tmp_path / "run").read_metrics()] == [NODES]
 

@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from discreet.flower.serving import encode_request, parameters_record
 from discreet.ledger.durable_ledger import Charge, DurableLedger
+from discreet.node import time_limit
 from discreet.node.account import Refused
 from discreet.node.app import answered, train
 from discreet.node.policy import ClientPolicy
@@ -160,6 +161,58 @@ def slow(seconds: float) -> Callable[[], RecordDict]:
         return RecordDict()
 
     return work
+
+
+class Entered:
+    """A context that notes whether it holds; the alarm goes off while it is entered or left."""
+
+    holds = False
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        Entered.holds = True
+        if self.where == "entered":
+            signal.raise_signal(signal.SIGALRM)
+
+    def __exit__(self, *error: object) -> None:
+        if self.where == "left":
+            signal.raise_signal(signal.SIGALRM)
+        Entered.holds = False
+
+
+@pytest.mark.parametrize("where", ["entered", "left"])
+def test_time_that_is_up_leaves_no_context_half_entered_or_half_left(where: str) -> None:
+    def work() -> RecordDict:
+        with Entered(where):
+            pass
+        time.sleep(30)
+        return RecordDict()
+
+    with pytest.raises(Refused, match="took 60 s"):
+        done_within(60, work)
+    assert not Entered.holds
+
+
+class Endless:
+    def __enter__(self) -> None:
+        while True:
+            time.sleep(0.01)
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def test_a_context_that_is_entered_for_ever_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "GRACE", 0.05)
+
+    def work() -> RecordDict:
+        with Endless():
+            return RecordDict()
+
+    with pytest.raises(Refused, match=r"took 0\.1 s"):
+        done_within(0.1, work)
 
 
 def test_an_app_that_holds_up_every_exception_ends_too() -> None:
