@@ -118,6 +118,7 @@ def stays(request: pytest.FixtureRequest, folder: Path) -> Iterator[Stays]:
     made.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("stays", ENCLOSURES, indirect=True)
 def test_a_block_ends_with_its_keeper_and_the_guard_takes_it_for_no_end(stays: Stays) -> None:
     os.kill(stays.guard, signal.SIGSTOP)  # it is not the guard that ends the block
