@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from discreet.guard.scratch import remove
+from discreet.settings.rules import ConfigError
 
 PLACE = Path("/tmp")
 NAME = "discreet-guard-"
@@ -48,10 +49,16 @@ class ScratchHome:
 
 
 def remove_left() -> None:
-    """Removes what guards of this user have left that have ended, with all their keepers. OSError:
-    that can't be removed, as long as a process writes to it."""
+    """Removes what guards of this user have left that have ended, with all their keepers.
+    ConfigError: it can't be removed, since a process of a block still writes to it."""
     for folder in _homes():
-        _remove_unlocked(folder)
+        try:
+            _remove_unlocked(folder)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} is left of a guard that was killed, and can't be removed: end the "
+                f"processes that were its blocks ({error.strerror})"
+            ) from error
 
 
 def _homes() -> Iterator[Path]:

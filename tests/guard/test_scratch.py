@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from discreet.guard import scratch_home
 from discreet.guard.scratch import (
     LEAST_BYTES,
     MOST_DEPTH,
@@ -16,6 +17,8 @@ from discreet.guard.scratch import (
     holds_more,
     remove,
 )
+from discreet.guard.scratch_home import ScratchHome, remove_left
+from discreet.settings.rules import ConfigError
 
 
 def deep(folder: Path, levels: int, name: str = "d") -> None:
@@ -79,3 +82,18 @@ def test_files_without_a_name_count_but_not_what_other_programs_write(tmp_path: 
         assert watched.exceeded() == ""
         free -= 65
         assert "fell by more than 1088 MB" in watched.exceeded()
+
+
+def test_what_a_killed_guard_left_and_a_process_still_fills_is_told_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch_home, "PLACE", tmp_path)
+    left = ScratchHome.new()
+    remove_left()
+    assert left.folder.is_dir()  # its lock says that a guard is running
+    os.close(left.lock)
+    with patch.object(scratch_home, "remove", side_effect=OSError(39, "Directory not empty")):
+        with pytest.raises(ConfigError, match="left of a guard that was killed.*not empty"):
+            remove_left()
+    remove_left()
+    assert not left.folder.exists()
