@@ -92,8 +92,10 @@ def test_what_a_killed_guard_left_and_a_process_still_fills_is_told_in_words(
     remove_left()
     assert left.folder.is_dir()  # its lock says that a guard is running
     os.close(left.lock)
-    with patch.object(scratch_home, "remove", side_effect=OSError(39, "Directory not empty")):
-        with pytest.raises(ConfigError, match="left of a guard that was killed.*not empty"):
-            remove_left()
+    with (
+        patch.object(scratch_home, "remove", side_effect=OSError(39, "Directory not empty")),
+        pytest.raises(ConfigError, match=r"left of a guard that was killed.*not empty"),
+    ):
+        remove_left()
     remove_left()
     assert not left.folder.exists()
