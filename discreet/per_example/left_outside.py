@@ -362,9 +362,9 @@ def _is_changed(now: Any, before: Any) -> bool:
     """True if something was written to a place. What the same objects hold is at their own."""
     if now is before:
         return False
-    if type(now) is type(before) in (dict, list) and len(now) == len(before):
-        old, new = (each.values() if type(each) is dict else each for each in (before, now))
-        if all(map(is_, now, before)) and all(map(is_, new, old)):
+    if type(now) is type(before) and type(now) in (dict, list) and len(now) == len(before):
+        held = [[*each, *each.values()] if type(each) is dict else each for each in (now, before)]
+        if all(map(is_, *held)):
             return False
     return _said(now) != _said(before)
 
