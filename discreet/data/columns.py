@@ -51,7 +51,8 @@ class Column:
       below: "half": a number may be below a limit, as "<0.5", and counts as half of it; an
         additional column marks such cells. None: they are refused.
       width: the number of columns into which the words of a text are hashed.
-      curves: the number of smooth curves of a number or a date, by which a linear model bends.
+      curves: the number of smooth curves of a number or a date, by which a linear model bends:
+        Chebyshev polynomials of the position in the range, from degree 2.
       points: public values of a number, rising from low to high, that are mapped to equal steps
         from -1 to 1, such as quantiles from the literature.
       bins: public values within low..high that cut a number into groups; in place of its position.
@@ -124,10 +125,15 @@ class Column:
             flags.append(f"{self.name} is empty")
         return (*self._positions(), *flags)
 
+    @property
+    def degrees(self) -> range:
+        """The degrees of the curves: the position itself is of degree 1."""
+        return range(2, self.curves + 2)
+
     def _positions(self) -> tuple[str, ...]:
         """The names of the numbers that say where in its range a cell is."""
         if not self.bins:
-            bends = (f"{self.name} curve {number}" for number in range(1, self.curves + 1))
+            bends = (f"{self.name} curve {degree}" for degree in self.degrees)
             return (self.name, *bends)
         inner = (f"{low:g} to {high:g}" for low, high in pairwise(self.bins))
         groups = (f"below {self.bins[0]:g}", *inner, f"from {self.bins[-1]:g}")

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.polynomial.chebyshev import chebvander
 
 from discreet.data.cell_reading import CellError, Marks, day_in, number_in, word_in
 from discreet.data.columns import (
@@ -240,9 +241,11 @@ def _places(column: Column, shares: Array) -> list[Array]:
     if column.points:
         steps = np.linspace(0, 1, len(column.points))
         shares = np.interp(shares, _shares(column, column.points), steps)
-    # Slow curves count more: noise is the same on each, and bends of real quantities are slow.
-    bends = [np.cos(np.pi * number * shares) / number for number in range(1, column.curves + 1)]
-    return [shares * 2 - 1, *bends]
+    positions = shares * 2 - 1
+    # Chebyshev polynomials are steep at the ends of a range, where many real quantities lie. Slow
+    # ones count more: noise is the same on each, and bends of real quantities are slow.
+    bends = chebvander(positions, column.curves + 1).T
+    return [positions, *(bends[degree] / degree for degree in column.degrees)]
 
 
 def _shares(column: Column, values: tuple[float, ...]) -> Array:

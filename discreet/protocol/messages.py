@@ -34,7 +34,7 @@ from discreet.settings.rules import (
     settings_json,
 )
 
-VERSION = 8  # of the train request
+VERSION = 9  # of the train request
 REQUEST = "request"
 PARAMETERS = "parameters"
 REPLY = "reply"

@@ -65,15 +65,24 @@ def input_names(described: DataDescription | None) -> list[str] | None:
 
 
 def read_facts(run: Path) -> dict[str, Any] | None:
-    """model.json of a run folder; None if an older version wrote the run. ConfigError: it is
-    damaged."""
+    """model.json of a run folder; None if an older version wrote the run.
+
+    Raises:
+      ConfigError: it is damaged, or its model reads columns as an older version encoded them.
+    """
     path = run / FILE
     if not path.is_file():
         return None
     with one_line(path, ConfigError, "is damaged"):
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if facts["description"] is not None:
-            description_of(facts["description"])
+        if facts["description"] is None:
+            return facts
+        described = description_of(facts["description"])
+    if described.columns and facts["inputs"] != input_names(described):
+        raise ConfigError(
+            f"{path}: an older version encoded its columns otherwise: use its exported/, or train "
+            "it again"
+        )
     return facts
 
 

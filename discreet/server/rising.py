@@ -80,15 +80,18 @@ def project(model: nn.Module, task: Task, by: NormaliserConfig) -> None:
     else:
         signs = np.eye(len(raw))
     moves = np.zeros_like(raw)
+    levels = np.zeros(len(raw))
     for column, start in _wanted(task):
         encoded = _encoded(column)
-        inputs = slice(start, start + encoded.shape[1])
+        inputs = slice(start, start + encoded.shape[1] - 1)
         for sign in signs:
-            own = sign @ raw[:, inputs]
+            own = np.append(sign @ raw[:, inputs], 0)
             moved = projected(encoded, own, 1 if column.rises else -1) - own
-            moves[:, inputs] += np.outer(sign / (sign @ sign), moved)
+            shares = sign / (sign @ sign)
+            moves[:, inputs] += np.outer(shares, moved[:-1])
+            levels += shares * moved[-1]
     layer.weight.add_(torch.from_numpy(moves * deviations).to(layer.weight))
-    layer.bias.add_(torch.from_numpy(moves @ means).to(layer.bias))
+    layer.bias.add_(torch.from_numpy(moves @ means + levels).to(layer.bias))
 
 
 def projected(encoded: Array, weights: Array, way: int) -> Array:
@@ -111,9 +114,11 @@ def projected(encoded: Array, weights: Array, way: int) -> Array:
 
 
 def _encoded(column: Column) -> Array:
-    """A column's encoding at many places of its range, in order."""
+    """A column's encoding at many places of its range, in order, and the intercept's 1: so that a
+    shape keeps its mean over the range."""
     cells = list(cells_of(column, PLACES, flags=False).values())
-    return encoded_columns({column.name: cells}, [site_free(column)])
+    encoded = encoded_columns({column.name: cells}, [site_free(column)])
+    return np.column_stack([encoded, np.ones(len(encoded))])
 
 
 def _wanted(task: Task) -> Iterator[tuple[Column, int]]:

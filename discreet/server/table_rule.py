@@ -30,6 +30,7 @@ LARGEST_BOUND = 1.3
 # Up to here one round of least squares was as good in these tables.
 FEW_COLUMNS = 64
 FEW_CLIENTS = 5000
+LONGEST = 2.0  # a step, however steady
 STEADY = 1.5  # the longest step, over the inverse of the loss's largest curvature
 
 
@@ -58,7 +59,7 @@ def _mean_squares(described: DataDescription, width: int) -> Iterator[float]:
     yield from places.values()
     for column in described.columns:
         # The mean of a squared cosine is a half.
-        yield sum(0.5 / number**2 for number in range(1, column.curves + 1))
+        yield sum(0.5 / degree**2 for degree in column.degrees)
     for first, second in described.pairs:
         yield places[first] * places[second]
 
@@ -91,7 +92,7 @@ def with_clip_norm(settings: Settings, model: LinearModel | None) -> Settings:
 
 def with_step(plan: Plan) -> Plan:
     """The plan with the server's learning rate of the rule, if the run's own settings have neither
-    a clip norm nor a learning rate: at most 1, not so long that it swings, and shortened until the
+    a clip norm nor a learning rate: at most 2, not so long that it swings, and shortened until the
     expected noise of an output is within its bound."""
     server = plan.settings.server
     model = plan.linear
@@ -104,7 +105,7 @@ def with_step(plan: Plan) -> Plan:
         return replace(plan, reasons=tuple(reasons))
     training = plan.run.training
     local = training.epochs * training.learning_rate
-    rate = min(1.0, STEADY / (local * model.curvature * model.row_norm**2))
+    rate = min(LONGEST, STEADY / (local * model.curvature * model.row_norm**2))
     why = "the longest step that does not swing"
     bound = noise_bound(model, plan.run.user.population_size)
     noise = output_noise(plan, model, replace(optimizer, learning_rate=rate)) if clients else 0.0

@@ -242,12 +242,12 @@ def test_a_number_bends_by_curves_after_its_points_are_spread() -> None:
         encoded_columns({"x": [1.0, 4.0, 99.0, None]}, columns_of({"x": described | more}))
         for more in ({}, {"points": [0, 1, 4, 10]})
     )
-    # cos(pi k share) / k by hand: shares 0.1, 0.4, 1, 0.5, and 1/3, 2/3, 1 between points
+    # (2 x^2 - 1) / 2 and (4 x^3 - 3 x) / 3 by hand
     assert plain[:, 0].tolist() == pytest.approx([-0.8, -0.2, 1, 0])
-    assert plain[:, 1].tolist() == pytest.approx([0.95106, 0.30902, -1, 0], abs=1e-5)
-    assert plain[:, 2].tolist() == pytest.approx([0.40451, -0.40451, 0.5, -0.5], abs=1e-5)
+    assert plain[:, 1].tolist() == pytest.approx([0.14, -0.46, 0.5, -0.5])
+    assert plain[:, 2].tolist() == pytest.approx([0.352 / 3, 0.568 / 3, 1 / 3, 0])
     assert pointed[:3, 0].tolist() == pytest.approx([-1 / 3, 1 / 3, 1])
-    assert pointed[:3, 1].tolist() == pytest.approx([0.5, -0.5, -1])
+    assert pointed[:3, 1].tolist() == pytest.approx([-7 / 18, -7 / 18, 0.5])
     assert plain[:, 3].tolist() == pointed[:, 3].tolist() == [0, 0, 0, 1]
 
 

@@ -185,8 +185,8 @@ def changed(change: dict[str, object]) -> RecordDict:
 
 
 UNREADABLE = {
-    "train request has version 5, this client reads version 8": {"version": 5},
-    "train request has version gone, this client reads version 8": {"version": "gone"},
+    "train request has version 5, this client reads version 9": {"version": 5},
+    "train request has version gone, this client reads version 9": {"version": "gone"},
     "unknown setting privacy.example.sampled_twice": {"run.example.sampled_twice": True},
     "unknown setting sampled": {"sampled": True},
     "task.class_weights must be a list of numbers within [1e-09, 1e+09]": {

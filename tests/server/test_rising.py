@@ -72,8 +72,8 @@ def model_of(width: int, outputs: int, seed: int = 40127) -> nn.Module:
 
 def test_the_projection_is_the_nearest_shape_that_rises_by_another_solver() -> None:
     places = np.linspace(0, 1, 60)
-    curves = [np.cos(np.pi * number * places) / number for number in (1, 2, 3)]
-    encoded = np.stack([places * 2 - 1, *curves], axis=1)
+    angles = np.arccos(places * 2 - 1)
+    encoded = np.stack([np.cos(degree * angles) / degree for degree in (1, 2, 3, 4)], axis=1)
     for seed in range(5):
         weights = np.random.default_rng(seed + 40127).standard_normal(4)
         found = projected(encoded, weights, 1)
