@@ -22,6 +22,7 @@ from discreet.reporting.records import (
     read_runs,
     repetitions_table,
     runs_table,
+    spenders,
     split_same,
 )
 from discreet.reporting.spending import (
@@ -91,8 +92,10 @@ def report_of(paths: Sequence[Path]) -> Report:
     such folder, no run in it, or none that has finished a round."""
     # dp_accounting warns on this logger when it skips an order of RDP. The bound holds without it.
     logging.getLogger("absl").setLevel(logging.ERROR)
-    records = read_runs(find_runs(paths))
-    return Report(records, runs_table(records), pictures_of(records), choice_costs(records))
+    folders = find_runs(paths)
+    records = read_runs(folders)
+    costs = choice_costs(records, spenders(folders))
+    return Report(records, runs_table(records), pictures_of(records), costs)
 
 
 def _title(records: Sequence[RunRecord]) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,7 +62,7 @@ class RunRecord:
       config: the resolved configuration.
       settings: values by dotted name, as the user set them: with the target epsilon if one chose
         the noise.
-      rounds: the rows of metrics.csv; never empty.
+      rounds: the rows of metrics.csv; empty only for `spenders`.
       privacy: privacy.json, or None while the run continues.
       selection: selection.json if discreet tune chose the run, otherwise None.
       constant, test_set: the results of a constant guess, and of the last model, on the public test
@@ -180,14 +180,20 @@ def score_word(records: Iterable[RunRecord]) -> str:
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
     """The run folders among `paths` and below them, each once, in order of their names. Raises
-    ConfigError: a path does not exist, or no run is found."""
+    ConfigError: a path does not exist, no run is found, or one has lost its ledger."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
             raise ConfigError(f"{path} is not a folder")
         for config in sorted(path.rglob("config.yaml"), key=_natural):
-            if (config.parent / "ledger.db").exists():
-                found[config.parent.resolve()] = None
+            files = RunFolder(config.parent)
+            if files.ledger_path.exists():
+                found[files.path.resolve()] = None
+            elif files.metrics_path.exists():
+                raise ConfigError(
+                    f"{files.path} has lost its {files.ledger_path.name}, so what it has spent is "
+                    "not known: give the other folders"
+                )
     if not found:
         raise ConfigError(
             f"no run folder in {', '.join(map(str, paths))}: one holds config.yaml and ledger.db"
@@ -202,24 +208,29 @@ def _natural(path: Path) -> list[tuple[int, int, str]]:
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """The runs that have finished a round, named by their path below their common folder. Raises
     ConfigError: a file of a run is damaged, or no run has finished a round."""
-    shared = os.path.commonpath([folder.parent for folder in folders])
-    records = [
-        record
-        for folder in folders
-        if (record := _read(folder, folder.relative_to(shared).as_posix()))
-    ]
+    records = [record for record in _read_all(folders) if record.rounds]
     if not records:
         first = RunFolder(folders[0]).metrics_path
         raise ConfigError(f"none of the runs has finished a round: {first} has no row")
     return records
 
 
-def _read(folder: Path, name: str) -> RunRecord | None:
+def spenders(folders: Sequence[Path]) -> list[RunRecord]:
+    """The runs that have finished no round: one was killed in its first, or asked for statistics
+    alone. Their ledgers say what they have spent."""
+    return [record for record in _read_all(folders) if not record.rounds]
+
+
+def _read_all(folders: Sequence[Path]) -> Iterator[RunRecord]:
+    shared = os.path.commonpath([folder.parent for folder in folders])
+    for folder in folders:
+        yield _read(folder, folder.relative_to(shared).as_posix())
+
+
+def _read(folder: Path, name: str) -> RunRecord:
     files = RunFolder(folder)
     config = files.read_config()
     rounds = files.read_metrics()
-    if not rounds:
-        return None
     if (folder / ASKED).exists():
         asked = files.read_config(name=ASKED)
     else:

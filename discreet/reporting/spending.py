@@ -146,18 +146,26 @@ def ratings_cost(record: RunRecord) -> Iterator[str]:
             )
 
 
-def choice_costs(records: Sequence[RunRecord]) -> list[str]:
+def choice_costs(records: Sequence[RunRecord], others: Sequence[RunRecord] = ()) -> list[str]:
     """The price of selecting one of several runs by its result, which is a release too: a sentence
     for each guarantee. Each states epsilons by RDP at the largest delta of the runs: for the most
     expensive run, and for all runs together, which holds whatever is selected or published. Runs
-    whose noise protects nobody count like the others."""
-    if len(records) > 1:
-        return [_choice_cost(records, name) for name in guarantee_names(records)]
-    return []
+    whose noise protects nobody count like the others.
+
+    Args:
+      others: the runs that finished no round (`spenders`).
+    """
+    costs = []
+    for name in GUARANTEES:
+        spent = [record for record in others if spent_by_data_owner(record, name)]
+        if len(records) + len(spent) > 1 and (spent or name in guarantee_names(records)):
+            costs.append(_choice_cost(records, spent, name))
+    return costs
 
 
-def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
-    paying = [record for record in records if record.series(f"epsilon_{guarantee}")]
+def _choice_cost(records: Sequence[RunRecord], others: Sequence[RunRecord], guarantee: str) -> str:
+    finished = [record for record in records if record.series(f"epsilon_{guarantee}")]
+    paying = [*finished, *others]
     delta = max(record.config.privacy.delta for record in paying)
     spent = [spent_by_data_owner(record, guarantee) for record in paying]
     dealt = {
@@ -173,7 +181,7 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
         why = "the runs have different adjacencies"
     elif guarantee == EXAMPLE and len({each.config.privacy.example.unit for each in paying}) > 1:
         why = "the runs protect different units, rows and owners"
-    elif without := len(records) - len(paying):
+    elif without := len(records) - len(finished):
         together = "inf"
         one = "the most expensive of the others"
         why = (
@@ -189,8 +197,11 @@ def _choice_cost(records: Sequence[RunRecord], guarantee: str) -> str:
         together = f"{_largest(summed, delta):.4g}"
         why = "the runs add up"
     costliest = _largest((entries for run in spent for entries in run.values()), delta)
+    runs = f"{len(records)} runs"
+    if others:
+        runs += f" and {len(others)} without a round"
     return (
-        f"{guarantee}-level, choosing the best: epsilon {together} for all {len(records)} runs, "
+        f"{guarantee}-level, choosing the best: epsilon {together} for all {runs}, "
         f"{costliest:.4g} for {one} (rdp, delta {delta:g}); {why}"
     )
 

@@ -30,6 +30,7 @@ from discreet.reporting.spending import (
 )
 from discreet.run_files.run_folder import RunFolder
 from discreet.run_files.whole_files import write_json
+from discreet.settings.rules import ConfigError
 from discreet.simulation.tuning import score
 from tests.made_runs import ENDED, make_run
 
@@ -84,6 +85,28 @@ def test_choosing_among_ten_runs_costs_what_is_published(tmp_path: Path) -> None
     assert said.startswith("user-level")
     assert said.endswith("add up")
     assert choice_costs(read(runs[0])) == []
+
+
+def test_what_a_run_spent_before_its_first_round_counts_in_the_choice(tmp_path: Path) -> None:
+    overrides = (f"{NOISE}=1", "sampling.probability=0.01", "privacy.delta=1e-6")
+    for number in range(10):
+        run = make_run(tmp_path / str(number), *overrides, accuracies=(0.5,), per_round=1000)
+        if number > 3:
+            run.metrics_path.unlink()
+    (said,) = report_of([tmp_path]).costs
+    assert said.startswith(
+        "user-level, choosing the best: epsilon 7.414 for all 4 runs and 6 without a round, 2.437"
+    )
+    run.ledger_path.unlink()
+    assert "epsilon 6.9" in report_of([tmp_path]).costs[0]  # that folder holds nothing of a run
+
+
+def test_a_run_whose_ledger_is_lost_is_named(tmp_path: Path) -> None:
+    for number in range(2):
+        run = make_run(tmp_path / str(number), f"{NOISE}=1")
+    run.ledger_path.unlink()
+    with pytest.raises(ConfigError, match=r"1 has lost its ledger.db, so what it has spent is not"):
+        report_of([tmp_path])
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 1)), max_size=12))
