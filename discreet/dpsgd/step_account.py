@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -55,6 +56,7 @@ class StepAccount:
     ledger: DurableLedger | None
     data_owner: str
     taken: int = 0
+    _process: int = field(default_factory=os.getpid)
     # all but the steps since `_first`
     _before: PrivacyLedger = field(default_factory=PrivacyLedger)
     _first: int = 0
@@ -93,7 +95,13 @@ class StepAccount:
 
     def charge(self) -> None:
         """Charges one more step. With a file, the charge is on disk when this returns. Raises
-        BudgetSpent: the step would exceed the budget; LedgerError: the file can't be charged."""
+        BudgetSpent: the step would exceed the budget; LedgerError: the file can't be charged;
+        RuntimeError: after a fork, where both processes would step one batch."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "step: a DPSGD takes its steps in the process that made it; in another one a batch "
+                "would be stepped twice"
+            )
         event = next(event for event, count in self._steps(self.taken, self.taken + 1) if count)
         charge = Charge(self.taken + 1, EXAMPLE, self.data_owner, event)
         self._require_room(charge)

@@ -348,6 +348,20 @@ def test_a_ledger_that_cannot_be_charged_lets_nothing_out(ledger: Path) -> None:
     assert all(value.grad is None for value in model.parameters())
 
 
+def test_a_batch_that_two_processes_hold_after_a_fork_is_stepped_in_one(ledger: Path) -> None:
+    loop = private(linear(), seed=None, ledger=ledger)
+    batch = next(iter(loop))
+    if os.fork() == 0:
+        try:
+            loop.step(*batch)
+        except RuntimeError as error:
+            os._exit(3 * ("in the process that made it" in str(error)))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+    assert loop.step(*batch)
+    assert DurableLedger(ledger).position().rows == 1
+
+
 def test_what_is_no_state_is_refused() -> None:
     state = stepped(private(linear()), 2).state_dict()
     for wrong in (None, {}, {"settings": state["settings"]}, [state]):
