@@ -39,6 +39,7 @@ from discreet.settings.rules import ConfigError
 from discreet.simulation.many_runs import Job, check_parallel
 from discreet.simulation.tuning import (
     CHOSEN,
+    TRIALS,
     Tune,
     drawn,
     finished,
@@ -96,7 +97,7 @@ def command(
             tune = drawn(tune, plans, folder)
         if jobs > 1:
             check_parallel(plans, devices)
-        runs = trial_jobs(tune, plans, devices, folder / "trials")
+        runs = trial_jobs(tune, plans, devices, folder / TRIALS)
         if not _all_done(runs, jobs, folder):
             return 1
         if runs:
@@ -112,7 +113,7 @@ def _all_done(runs: Sequence[Job], at_a_time: int, folder: Path) -> bool:
     return all_succeed(
         runs,
         at_a_time=at_a_time,
-        shared=folder / "trials",
+        shared=folder / TRIALS,
         again=f"discreet tune --resume --output {shlex.quote(str(folder))}",
         until_then="; until then nothing is chosen",
     )

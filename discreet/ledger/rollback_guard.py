@@ -158,10 +158,13 @@ class RollbackGuard:
         """Notes a ledger that is new to this machine, or at a new path. The path of another ledger
         that was there is forgotten."""
         self._execute("begin immediate")
-        with self.connection:
-            self._execute("update ledgers set path = '' where path = ?", (str(path.resolve()),))
-            row = (position.identity, str(path.resolve()), position.rows, position.head)
-            self._execute("insert or replace into ledgers values (?, ?, ?, ?)", row)
+        try:
+            with self.connection:
+                self._execute("update ledgers set path = '' where path = ?", (str(path.resolve()),))
+                row = (position.identity, str(path.resolve()), position.rows, position.head)
+                self._execute("insert or replace into ledgers values (?, ?, ?, ?)", row)
+        except sqlite3.DatabaseError as error:  # a full disk, told at the commit
+            raise _unusable(self.path, error) from error
 
     def note(self, position: LedgerPosition, path: Path, *, since: LedgerPosition) -> bool:
         """Notes that a ledger moved from `since` to `position`; False if another process noted a

@@ -90,3 +90,13 @@ def only_writer(path: Path, *, patience: float = LOCK_SECONDS) -> Iterator[None]
         yield
     finally:
         lock.release()
+
+
+def warn_of_readers(path: Path) -> None:
+    """Warns if a folder that was there before its run is open to other users of the machine."""
+    if path.stat().st_mode & 0o077:
+        logger.warning(
+            "other users of this machine can read %s, and its exact numbers of clients are not "
+            "covered: chmod 700 it, or give an output_dir that does not exist yet",
+            path,
+        )

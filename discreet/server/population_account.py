@@ -10,6 +10,7 @@ that charged them."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -218,8 +219,8 @@ def create_account(
 ) -> DurableLedger:
     """Creates the account of a population, with nothing spent. `max_epsilon`: a limit for every
     run, whatever its own budget is. LedgerError: the file exists already, or can't be made."""
-    fits = max_epsilon is None or max_epsilon > 0
-    require(fits, "max_epsilon of an account", "above 0", max_epsilon)
+    fits = max_epsilon is None or 0 < max_epsilon < math.inf
+    require(fits, "max_epsilon of an account", "above 0 and finite", max_epsilon)
     return DurableLedger.create(path, facts={**asdict(population), LIMIT: max_epsilon})
 
 

@@ -24,7 +24,7 @@ from discreet.privacy.grid import LARGEST_SCALE
 from discreet.privacy.randomness import RandomSource, source_of
 from discreet.run_files.call import Call
 from discreet.run_files.clients_account import with_lost_rounds
-from discreet.run_files.opening import LOCK_SECONDS, check_output, only_writer
+from discreet.run_files.opening import LOCK_SECONDS, check_output, only_writer, warn_of_readers
 from discreet.run_files.run_folder import (
     ASKED,
     RunFolder,
@@ -83,6 +83,7 @@ def open_run(
     held.enter_context(only_writer(folder.path, patience=patience))
     # A run may have begun there since.
     check_output(replace(call, output_dir=str(folder.path)), locked=True)
+    warn_of_readers(folder.path)
     if call.resume:
         check_ledgers(folder, plan, simulated=simulated)
     else:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 CHOSEN = "chosen"  # the published run, in the output folder
 # It lists the drawn trials, whose number must not be published.
 TUNE_FILE = "tune.json"
+TRIALS = "trials"  # their folder, until the chosen one is published
 ACCOUNTANT = RDP  # the only accountant that supports private selection
 
 
@@ -146,8 +147,9 @@ def drawn(tune: Tune, plans: Sequence[Plan], output: Path) -> Tune:
         # A number in the name would reveal the number of earlier trials.
         trials.append(Trial(secrets.token_hex(8), candidate, seed))
     tune = replace(tune, trials=trials)
-    output.mkdir(parents=True, exist_ok=True)
-    replace_file(output / TUNE_FILE, (json.dumps(asdict(tune), indent=2) + "\n").encode())
+    output.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content = json.dumps(asdict(tune), indent=2) + "\n"
+    replace_file(output / TUNE_FILE, content.encode(), mode=0o600)
     return tune
 
 
@@ -156,6 +158,7 @@ def trial_jobs(
 ) -> list[Job]:
     """A job for each trial, in a folder below `folder`; each candidate has its plan and device.
     Raises ConfigError: an account has no room for the remaining trials."""
+    folder.mkdir(mode=0o700, exist_ok=True)  # nobody else may count them
     require_room(
         [plans[trial.candidate] for trial in tune.trials if not (folder / trial.folder).exists()]
     )
@@ -197,8 +200,8 @@ def finished(output: Path) -> str:
     it. After a kill it is called again, and no trial is done anew."""
     chosen = RunFolder(output / CHOSEN)
     DurableLedger(chosen.ledger_path).adopt()  # it was moved
-    if (output / "trials").exists():
-        shutil.rmtree(output / "trials")
+    if (output / TRIALS).exists():
+        shutil.rmtree(output / TRIALS)
     (output / TUNE_FILE).unlink(missing_ok=True)
     facts = json.loads((chosen.path / SELECTION).read_text())
     return (

@@ -96,15 +96,18 @@ def test_as_many_trials_run_as_were_drawn_however_poor_they_are(
     """Their number is drawn whatever the data: to run a poor one again would be one more, which is
     not accounted."""
     accuracies, ran = [0.0, 0.9, 0.1, 0.5], list[float]()
+    out = tmp_path / "out"
 
     def simulated(*asked: Any, **how: Any) -> None:
+        seen = [path.stat().st_mode & 0o77 for path in (out, out / "tune.json", out / "trials")]
+        assert seen == [0, 0, 0]  # other users can't count them
         simulate(*asked, **how)
         ran.append(accuracies[len(ran) % 4])
 
     monkeypatch.setattr(many_runs, "simulate", simulated)
     monkeypatch.setattr(tuning, "score", lambda _: ran[-1])
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 4)
-    assert main(["--output", str(tmp_path / "out"), *SMALL, f"{NOISE}=1,2"]) == 0
+    assert main(["--output", str(out), *SMALL, f"{NOISE}=1,2"]) == 0
     assert ran == accuracies
 
 

@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerError
-from discreet.ledger.rollback_guard import STATE_VARIABLE, connected
+from discreet.ledger.rollback_guard import STATE_VARIABLE, RollbackGuard, connected
 from discreet.run_files.compose import load_asked
 from discreet.run_files.ledger_copy import copy_ledger
 from discreet.run_files.opening import only_writer
@@ -175,6 +176,22 @@ def test_a_charge_has_reached_the_disk_when_it_returns(
     assert ledger.charge([Charge(4, "example", "1", EVENT)], since=ledger.position())
     assert set(found) <= {("wal", 2), ("wal", 3)}
     assert len(found) >= 2
+
+
+def test_a_full_disk_at_the_commit_of_this_machines_record_is_told_in_one_line(
+    ledger: DurableLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(sqlite3.Connection):
+        def __exit__(self, *_: object) -> Literal[False]:
+            raise sqlite3.OperationalError("database or disk is full")
+
+    position = ledger.position()
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Full))
+    with (
+        pytest.raises(LedgerError, match=r"ledgers\.db, where this machine .* disk is full"),
+        RollbackGuard.opened() as known,
+    ):
+        known.enter(position, tmp_path)
 
 
 @pytest.mark.processes

@@ -4,6 +4,7 @@ together."""
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import shutil
 import sqlite3
@@ -201,8 +202,9 @@ def test_what_can_not_be_an_account_is_refused(path: Path, tmp_path: Path) -> No
     ):
         with pytest.raises(ConfigError, match="population"):
             Population(name, size, ADJACENCIES[0], delta)
-    with pytest.raises(ConfigError, match=r"max_epsilon .*above 0"):
-        create_account(tmp_path / "other.db", PEOPLE, max_epsilon=0.0)
+    for limit in (0.0, math.inf):
+        with pytest.raises(ConfigError, match=r"max_epsilon .*above 0 and finite"):
+            create_account(tmp_path / "other.db", PEOPLE, max_epsilon=limit)
 
 
 def test_an_account_that_was_never_made_is_not_made_by_a_run(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ once, go on."""
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -80,6 +81,19 @@ def test_resuming_under_other_privacy_settings_is_refused(tmp_path: Path) -> Non
         with pytest.raises(LedgerError) as error:
             simulate(*load_asked(overrides(tmp_path / "run", "resume=true", change)))
         assert message in str(error.value)
+
+
+def test_a_folder_that_other_users_can_read_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    for mode, warned in ((0o755, True), (0o700, False)):
+        folder.mkdir()
+        folder.chmod(mode)
+        caplog.clear()
+        simulate(*load_asked(overrides(folder, "rounds=1")))
+        assert ("other users of this machine can read" in caplog.text) == warned
+        shutil.rmtree(folder)
 
 
 def test_a_run_reports_what_the_ledger_has_spent_not_what_its_rounds_would_cost(
