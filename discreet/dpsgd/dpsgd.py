@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from discreet.dpsgd.argument_names import names_meant
 from discreet.dpsgd.loop_checks import (
     check_classes,
-    check_fresh,
     check_kinds,
+    check_known,
     check_loop_model,
     check_optimizers,
     check_price,
@@ -326,8 +326,8 @@ class DPSGD:
         parameters = parameters_of(*modules_of(self._model))
         # Since the last check, parameter groups may have been added and parameters frozen.
         check_optimizers(self._optimizers.all, parameters)
-        if not self.steps_taken and self._privacy.ledger is None:
-            check_fresh(self._optimizers.all)
+        if self._privacy.ledger is None:
+            check_known(self._optimizers.all, self.steps_taken)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model, piece.rows):
             sums = self._clipped_sums(*piece.batch, piece.owners)

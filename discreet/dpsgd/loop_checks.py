@@ -113,11 +113,12 @@ def _without_accelerate(optimizer: Optimizer) -> Optimizer:
     return inner
 
 
-def check_fresh(optimizers: Sequence[Optimizer]) -> None:
-    """Raises ValueError if an optimizer has taken steps before the first step of a loop without a
-    ledger."""
+def check_known(optimizers: Sequence[Optimizer], taken: int) -> None:
+    """Raises ValueError if an optimizer has taken steps that a loop without a ledger, with `taken`
+    steps, does not know."""
     if any(
-        optimizer.state or any(STEPS in group for group in optimizer.param_groups)
+        (optimizer.state and not taken)
+        or any(group.get(STEPS, 0) > taken for group in optimizer.param_groups)
         for optimizer in optimizers
     ):
         raise ValueError(

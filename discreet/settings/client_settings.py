@@ -34,7 +34,8 @@ from discreet.settings.privacy import (
     Noise,
     SecureConfig,
 )
-from discreet.settings.rules import ConfigError, check_all, require, require_each, section
+from discreet.settings.requirements import require_each
+from discreet.settings.rules import ConfigError, check_all, require, section
 from discreet.settings.training import ModelConfig, TaskConfig, TrainingConfig
 from discreet.settings.wording import Key, Phrase, Wording
 

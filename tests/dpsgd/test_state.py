@@ -116,6 +116,10 @@ def test_a_loop_that_resumes_without_its_state_is_refused(momentum: float, ledge
     again = private(model, lambda _: optimizer, seed=None)
     again.load_state_dict(state)
     assert stepped(again, 1).epsilon() > first.epsilon()
+    older = private(model, lambda _: optimizer, seed=None)
+    older.load_state_dict(state)
+    with pytest.raises(ValueError, match="optimizer: it has taken steps"):
+        run(older)
     # loops on a ledger add up
     stepped(private(model, lambda _: optimizer, seed=None, ledger=ledger), 1)
 
