@@ -103,10 +103,10 @@ def check_run(folder, card, facts, heads, rows):
     yield "privacy.json: delta is that of ledger.db", delta == float(facts["privacy.delta"])
     place = heads.index(head) if head in heads else len(rows)
     rows, later = rows[:place], rows[place:]
-    yield f"{len(later)} rows after privacy.json: statistics", not any(row.round for row in later)
+    yield f"rows after privacy.json: {len(later)}, all statistics", {r.round for r in later} <= {0}
     if privacy.get("clients_head") or clients.exists():
-        *_, more, finding = read_ledger(clients)
-        yield finding
+        _, ends, more, (words, fine) = read_ledger(clients)
+        yield f"{words} (clients_head)", fine and privacy.get("clients_head") in (None, ends[-1])
         rows = rows + more
     last = max([0, *(int(line["round"]) for line in metrics), *(row.round for row in rows)])
     yield f"privacy.json: {privacy['rounds']} rounds of {last}", privacy["rounds"] == last
