@@ -14,7 +14,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from torch import Tensor
 
 from discreet.accounting.events import ACCOUNTANTS, RDP
-from discreet.ledger.durable_ledger import DurableLedger
+from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger
 from discreet.mechanisms.mechanism import PURE, REPORTED, SERVER, Mechanism, Statement
 from discreet.planning.noise_outlook import noise_outlook
 from discreet.planning.plan import Plan
@@ -241,12 +241,22 @@ def privacy_facts(plan: Plan, ledger: DurableLedger, outcome: Outcome) -> dict[s
         "seed": plan.seed,
         "protects_nobody": plan.seed is not None,
         "ledger_head": ledger.position().head,
+        "clients_head": _clients_head(ledger),
         "account": None if ledger.account is None else ledger.account.facts(),
         "guarantees": [
             _facts(mechanism, statement, plan, ledger, outcome.checkpoint)
             for mechanism, statement in zip(plan.every_mechanism, plan.guarantees, strict=True)
         ],
     }
+
+
+def _clients_head(ledger: DurableLedger) -> str | None:
+    """The head of the ledger that a simulation keeps for its virtual clients beside the server's.
+    None if there is none: nodes keep their own."""
+    path = ledger.path.with_name(CLIENTS_LEDGER)
+    if not path.exists():
+        return None
+    return DurableLedger(path).position().head
 
 
 def _facts(

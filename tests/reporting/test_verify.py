@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,8 +18,10 @@ import torch
 
 from discreet import DPSGD, LoopPrivacy, simulate
 from discreet.ledger.durable_ledger import DurableLedger
+from discreet.server.population_account import Population, create_account
 from examples.verify import verify
 from examples.verify.verify import main
+from tests.command import ledger, statistics, tune
 from tests.conftest import REPOSITORY
 
 SCRIPT = REPOSITORY / "examples" / "verify" / "verify.py"
@@ -48,8 +50,14 @@ MORE_KINDS = {
 @pytest.fixture(scope="module", autouse=True)
 def _an_epsilon_of_the_same_events_is_computed_once() -> Iterator[None]:
     """Lies are planted in copies of one run, whose other events are the same."""
+    computed = cache(verify.epsilon_of)
+
+    def once(rows: Iterable[verify.Row], delta: float, accountant: str) -> float:
+        decisive = (row._replace(number=0, nonce="", digest="") for row in rows)
+        return computed(tuple(decisive), delta, accountant)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "epsilon_of", cache(verify.epsilon_of))
+        patch.setattr(verify, "epsilon_of", once)
         yield
 
 
@@ -176,19 +184,31 @@ def clients_end_removed(run: Path) -> None:
     in_ledger(run, f"delete from releases where number = {last}", name="clients.db")
 
 
-def new_chain(run: Path) -> None:
-    """A whole ledger with a chain of its own that has half of the rounds."""
-    with sqlite3.connect(run / "ledger.db") as connection:
-        connection.execute("delete from releases where round > 1")
+def chained_anew(ledger: Path, condition: str) -> str:
+    """Deletes rows of a ledger and makes a chain of its own of the others; returns its head."""
+    with sqlite3.connect(ledger) as connection:
+        connection.execute(f"delete from releases where {condition}")
         facts = dict(connection.execute("select name, value from facts"))
         rows = connection.execute("select * from releases order by number").fetchall()
         content = sorted((name, facts[name]) for name in facts.keys() - {"head", "rows"})
         head = hashlib.sha256(json.dumps(["", *content]).encode()).hexdigest()
-        for *row, _ in rows:
+        for *row, old in rows:
             head = hashlib.sha256(json.dumps([head, *row]).encode()).hexdigest()
+            connection.execute("update releases set digest = ? where digest = ?", (head, old))
         connection.execute("update facts set value = ? where name = 'head'", (head,))
         connection.execute("update facts set value = ? where name = 'rows'", (str(len(rows)),))
+    return head
+
+
+def new_chain(run: Path) -> None:
+    """A whole ledger that has half of the rounds."""
+    head = chained_anew(run / "ledger.db", "round > 1")
     in_json(run, lambda found: found.update(ledger_head=head))
+
+
+def clients_new_chain(run: Path) -> None:
+    """A whole ledger of the clients that has half of the rounds."""
+    chained_anew(run / "clients.db", "round > 1")
 
 
 def nothing_promised(run: Path) -> None:
@@ -242,6 +262,7 @@ LIES = {
     row_removed: "ledger.db: 1 rows do not fit the chain at row 1",
     end_removed: "ledger.db: 1 rows lack the last ones",
     clients_end_removed: "clients.db",
+    clients_new_chain: "(clients_head)",
     new_chain: "all 2 rounds were charged for user",
 }
 
@@ -261,6 +282,178 @@ def test_it_finds_a_planted_lie(
     assert main(str(run)) == 1
     wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WRONG")]
     assert any(message in line for line in wrong)
+
+
+def lines(
+    capsys: pytest.CaptureFixture[str], run: Path, *words: str
+) -> tuple[int, str, list[str], str]:
+    """The exit code, all that was said, the lines that call something wrong, and the last line."""
+    capsys.readouterr()
+    code = main(str(run), *words)
+    said = capsys.readouterr().out
+    wrong = [line for line in said.splitlines() if line.startswith("WRONG")]
+    return code, said, wrong, said.splitlines()[-1]
+
+
+def test_it_agrees_with_a_chosen_run_of_a_tune_and_finds_a_lower_price_of_the_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--trials", "geometric", "--mean", "2", "--output", str(tmp_path / "out")]
+    small = ["rounds=3", "data.num_clients=50", "privacy.user.too_noisy=warn"]
+    assert tune([*words, *small, "privacy.user.noise_multiplier=1,2"]) == 0
+    run = tmp_path / "out" / "chosen"
+    code, said, wrong, _ = lines(capsys, run)
+    assert (code, wrong) == (0, [])
+    assert "all 3 rounds were charged for user" in said
+    for key, place in (("epsilon", "selection: epsilon"), ("epsilon_of_one_trial", "one trial")):
+        lied = tmp_path / key
+        shutil.copytree(run, lied)
+        in_json(lied, lambda found, key=key: found["selection"].update({key: 0.3}))
+        code, _, wrong, _ = lines(capsys, lied)
+        assert code == 1
+        assert [place in line for line in wrong] == [True]
+    lied = tmp_path / "round"
+    shutil.copytree(run, lied)
+    lower_first_round(lied)
+    assert lines(capsys, lied)[0] == 1
+
+
+ACCOUNT = "privacy.user.noise_multiplier=1 privacy.user.max_epsilon=20 data.num_clients=200 "
+ACCOUNT += "privacy.user.too_noisy=warn sampling.population_name=people rounds=2"
+
+
+def test_an_account_has_a_total_and_is_not_verified_in_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account = tmp_path / "people.db"
+    create_account(account, Population("people", 200, "add or remove one client", 1e-3))
+    for name in ("first", "second"):
+        words = [*ACCOUNT.split(), f"privacy.user.account={account}", "privacy.delta=1e-3"]
+        run = simulate(*words, f"output_dir={tmp_path / name}")
+    privacy = json.loads((run / "privacy.json").read_text())
+    total = privacy["account"]["epsilon"]["rdp"]
+    assert total > 1.2 * privacy["guarantees"][0]["epsilon"]["rdp"]
+    code, said, _, last = lines(capsys, account)
+    found = re.findall(r"at most ([\d.]+) by rdp at delta 0.001", said)
+    assert (code, len(found)) == (0, 1)
+    assert float(found[0]) == pytest.approx(total, rel=2e-3)
+    assert "at delta 1e-05" in lines(capsys, account, "1e-5")[1]
+    code, _, wrong, last = lines(capsys, run)
+    assert (code, wrong) == (3, [])
+    assert last.startswith("NOT VERIFIED: account")
+    in_json(run, lambda found: found["account"].update(epsilon={"pld": 0.01, "rdp": 0.01}))
+    code, _, wrong, last = lines(capsys, run)
+    assert (code, len(wrong)) == (1, 2)
+    assert all("account) is 0.01" in line for line in wrong)
+
+
+@pytest.fixture(scope="module")
+def noised_locally(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("local") / "run", "experiment=laplace_local")
+
+
+def test_a_simulation_without_its_clients_ledger_is_wrong(
+    noised_locally: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(noised_locally, run)
+    assert lines(capsys, run)[0] == 0
+    (run / "clients.db").unlink()
+    with pytest.raises(SystemExit, match=r"clients\.db is missing"):
+        main(str(run))
+    in_json(run, lambda found: found.update(clients_head=None))
+    code, said, wrong, last = lines(capsys, run)
+    assert (code, wrong) == (3, [])
+    assert last.startswith("NOT VERIFIED: local is {")
+    assert "recomputed 0" not in said
+
+
+def test_statistics_alone_are_verified_by_their_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert statistics([*ASKED, f"output_dir={tmp_path / 'run'}"]) == 0
+    code, said, _, last = lines(capsys, tmp_path / "run")
+    assert (code, "there is a privacy.json: False" in said) == (0, True)
+    assert "user, all rows: at most" in last
+    in_ledger(tmp_path / "run", "update releases set event = replace(event, ':5', ':50')")
+    assert lines(capsys, tmp_path / "run")[0] == 1
+
+
+ASKED = ["data.num_clients=50", "statistics.noise_multiplier=5", "privacy.user.too_noisy=warn"]
+ASKED += ["privacy.user.noise_multiplier=2", "privacy.user.max_epsilon=20"]
+
+
+@pytest.fixture(scope="module")
+def asked_after(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("after") / "run"
+    simulate(*ASKED, "rounds=2", f"output_dir={run}")
+    assert statistics(["resume=true", f"output_dir={run}"]) == 0
+    return run
+
+
+def test_statistics_after_a_run_cost_more_than_it_says(
+    asked_after: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said, wrong, last = lines(capsys, asked_after)
+    assert (code, wrong) == (0, [])
+    assert "\nrows after privacy.json: 1, all statistics\n" in said
+    epsilons = json.loads((asked_after / "privacy.json").read_text())["guarantees"][0]["epsilon"]
+    found = re.search(r"user, all rows: at most ([\d.]+) by rdp", last)
+    assert found is not None
+    assert float(found[1]) > 1.001 * epsilons["rdp"]
+
+
+def test_a_run_that_went_on_after_statistics_agrees(
+    asked_after: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(asked_after, run)
+    ledger(["adopt", str(run)])
+    simulate("resume=true", f"output_dir={run}")
+    code, said, *_ = lines(capsys, run)
+    assert (code, "\nrows after privacy.json: 0, all statistics\n" in said) == (0, True)
+    less_than_half(run)
+    assert lines(capsys, run)[0] == 1
+
+
+def less_than_half(run: Path) -> None:
+    in_json(run, lambda found: found["guarantees"][0]["epsilon"].update(pld=0.3))
+
+
+def earlier_head(run: Path) -> None:
+    """Leaves the last round out of privacy.json, and of metrics.csv, as if it were statistics."""
+    with sqlite3.connect(run / "ledger.db") as connection:
+        ((head,),) = connection.execute("select digest from releases where number = 1")
+    in_json(run, lambda found: found.update(ledger_head=head, rounds=1))
+    path = run / "metrics.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+
+
+@pytest.mark.parametrize("lie", [row_removed, end_removed, less_than_half, earlier_head])
+def test_a_lie_beside_later_statistics_is_wrong(
+    lie: Callable[[Path], None],
+    asked_after: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(asked_after, run)
+    lie(run)
+    code, _, wrong, _ = lines(capsys, run)
+    assert code == 1
+    assert wrong
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere.db", ""])
+def test_what_is_missing_is_named_in_one_line(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"(nowhere|nowhere\.db|ledger\.db) is missing"):
+        main(str(tmp_path / name))
+
+
+def test_a_ledger_that_has_no_delta_needs_one(tmp_path: Path) -> None:
+    DurableLedger.create(tmp_path / "ledger.db")
+    with pytest.raises(SystemExit, match="no delta"):
+        main(str(tmp_path / "ledger.db"))
 
 
 ROW = "| {name} | {epsilon} | {delta} | all data of one client |\n"
