@@ -15,10 +15,17 @@ from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.mechanism import Unreachable
 from discreet.node.account import Accounts, Budget, Refused
-from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_deltas, check_policy
+from discreet.node.policy import (
+    NOTHING,
+    ClientPolicy,
+    budgets_of,
+    check_deltas,
+    check_policy,
+    check_steps,
+)
 from discreet.node.work import Work
-from discreet.settings.adjacency import USER
-from discreet.training.local_training import LocalSettings, steps_of
+from discreet.settings.adjacency import EXAMPLE
+from discreet.training.local_training import LocalSettings
 
 NO_LEDGER = (
     "this client has no ledger, so it refuses work that it would have to account for: "
@@ -128,17 +135,15 @@ def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Re
     with that number, by the run or by the policy."""
     try:
         planned, noises = _planned(work, num_examples)
-        # A guarantee for a whole client also holds for each of its examples.
-        if noises.keys() - {USER}:
-            check_deltas(policy, work, num_examples=num_examples, training=planned.training)
-        steps = 0
-        if work.request.work.trains and planned.training is not None:
-            steps = steps_of(num_examples, planned.training)
-        if steps > policy.max_steps:
-            raise Refused(
-                f"the policy of this client allows {policy.max_steps} local steps; this message "
-                f"asks for {steps}"
-            )
+        training = planned.training
+        # At example level n is public. Otherwise no refusal may follow from it.
+        if EXAMPLE in noises:
+            check_deltas(policy, work, num_examples=num_examples, training=training)
+            counted = num_examples
+        else:
+            counted = 1
+        if work.request.work.trains and training is not None:
+            check_steps(policy, counted, training)
         if policy != NOTHING:
             check_policy(policy, work, noise_multipliers=noises)
     except (Refused, Unreachable) as refusal:

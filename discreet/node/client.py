@@ -17,7 +17,7 @@ from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one
-from discreet.node.policy import ClientPolicy
+from discreet.node.policy import ClientPolicy, check_steps
 from discreet.node.time_limit import done_on_data
 from discreet.node.work import Work
 from discreet.per_example.objective import trainable
@@ -174,6 +174,8 @@ class Client:
         model = self.model
         examples = self.examples
         if failing != NOISE_ALONE:
+            if settings.example is None:  # then n is not public: what is too much is no change
+                check_steps(self.policy, len(examples), settings)
             model, examples = behind_fixed(model, examples)
         update = made(model, params, examples, settings=settings, source=self.source)
         if admitted.local is not None:

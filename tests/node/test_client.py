@@ -119,8 +119,8 @@ def test_what_is_reported_is_what_dp_sgd_cost_over_all_rounds(tmp_path: Path) ->
     )
 
 
-@accounted
-def test_a_delta_of_one_in_n_examples_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_delta_of_one_in_n_examples_is_refused_where_n_is_public(tmp_path: Path) -> None:
+    words = EXAMPLE
     run = config(*words, "privacy.delta=0.1", "data.num_clients=2")
     work(client(examples(9), tmp_path / "ledger.db", delta=0.1), run)
     with pytest.raises(Refused, match=r"privacy.delta must be below 1 / n"):
@@ -129,6 +129,9 @@ def test_a_delta_of_one_in_n_examples_is_refused(words: tuple[str, ...], tmp_pat
     work(client(examples(9), tmp_path / "other.db", policy=loose), config(*words))
     with pytest.raises(Refused, match=r"max-delta .*below 1 / n"):
         work(client(examples(10), tmp_path / "other.db", policy=loose), config(*words))
+    local = config(*LOCAL, "privacy.delta=0.1", "data.num_clients=2")
+    for count in (9, 10, 40):
+        work(client(examples(count), tmp_path / f"{count}.db", delta=0.1), local)
 
 
 @pytest.mark.parametrize("count", [0, 9, 40])

@@ -25,7 +25,15 @@ from discreet.node.time_limit import done_within
 from discreet.node.work import work_of
 from discreet.training.failing_units import NOISE_ALONE
 from discreet.training.local_training import LocalSettings
-from tests.node.clients import EXAMPLE, client, config, examples, params_of, request
+from tests.node.clients import (
+    EXAMPLE,
+    OFF,
+    client,
+    config,
+    examples,
+    params_of,
+    request,
+)
 
 NODE: dict[str, str | int] = {"partition-id": 1, "num-partitions": 12}
 DIGITS = (
@@ -67,6 +75,29 @@ def test_an_owner_says_how_many_steps_a_message_may_ask_for() -> None:
                 work_of(request(config(*EXAMPLE, f"training.epochs={epochs}"))),
                 params_of(who.model),
             )
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_where_n_is_hidden_no_refusal_follows_from_it(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = config(
+        *OFF,
+        f"privacy.local.kind={kind}",
+        "privacy.local.noise_multiplier=1e-6",
+        *("training.epochs=9", "training.batch_size=1", "privacy.delta=0.2", "data.num_clients=2"),
+    )
+    moved = list[bool]()
+    for count in (1, 2, 38):
+        who = client(
+            examples(count),
+            tmp_path / f"{count}.db",
+            policy=ClientPolicy(max_steps=9),
+        )
+        found = who.answer(work_of(request(run)), params_of(who.model))
+        moved.append(float(found.update.norm()) > 1e-3)
+    assert moved == [True, False, False]  # what is too much is no change
+    assert "allows 9 local steps; this message asks for 342" in caplog.text
 
 
 @pytest.mark.parametrize("limit", ["time to live", "max-seconds"])
