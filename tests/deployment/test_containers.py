@@ -180,7 +180,8 @@ class AloneNode:
         ]
         (data / "scans.csv").write_text("\n".join([head, *rows]) + "\n")
         (data / "data.toml").write_text(
-            'format = "csv"\nfile = "scans.csv"\ntarget = "digit"\nlow = 0\nhigh = 16\n'
+            'format = "csv"\nfile = "scans.csv"\ntarget = "digit"\ntask = "digits"\n'
+            "low = 0\nhigh = 16\n"
         )
         built = build_fab_from_disk(self.deployment.folder)
         project = tomllib.loads((self.deployment.folder / "pyproject.toml").read_text())

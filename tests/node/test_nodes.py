@@ -125,7 +125,8 @@ PIXELS = np.arange(3 * 64).reshape(3, 64) % 17
 CLASSES = np.array([0, 7, 9])
 EXPECTED = torch.from_numpy((PIXELS / 16).astype(np.float32)).reshape(3, 1, 8, 8)
 NAMES = [f"p{number}" for number in range(64)]
-SCALE = "low = 0\nhigh = 16\n"
+TASK = 'task = "digits"\n'
+SCALE = f"low = 0\nhigh = 16\n{TASK}"
 
 
 def describe(folder: Path, text: str) -> Path:
@@ -174,20 +175,21 @@ WRONG = [
     (lambda folder: folder, "data.toml is missing"),
     (lambda folder: csv_folder(folder, extra="hihg = 1"), "unknown key hihg; did you mean high?"),
     (
-        lambda folder: describe(folder, 'format = "csv"\nfile = "../b.csv"\ntarget = "x"'),
+        lambda folder: describe(folder, f'format = "csv"\nfile = "../b.csv"\ntarget = "x"\n{TASK}'),
         "must be directly in",
     ),
     (
-        lambda folder: csv_folder(folder, extra='inputs = ["p0"]'),
+        lambda folder: csv_folder(folder, extra=f'inputs = ["p0"]\n{TASK}'),
         r"each row has 1 inputs, but the shape \(1, 8, 8\) needs 64",
     ),
     (
         lambda folder: csv_folder(folder, rows=np.where(PIXELS == 3, np.nan, PIXELS)),
         "line 2: p3 is empty",
     ),
-    (lambda folder: csv_folder(folder, extra='task = "mnist"'), "for mnist, not for digits"),
+    (lambda folder: csv_folder(folder, extra='task = "mnist"'), "declares these data for mnist"),
+    (lambda folder: csv_folder(folder, extra=""), 'for folder: with task = "digits" they are for'),
     (
-        lambda folder: csv_folder(folder, extra='classes = ["a"]'),
+        lambda folder: csv_folder(folder, extra=f'classes = ["a"]\n{TASK}'),
         "line 2: .* is not one of classes: add the class in data.toml",
     ),
 ]
@@ -209,8 +211,20 @@ def test_the_server_does_not_learn_what_is_wrong(
     assert "for mnist" in caplog.text
 
 
+@pytest.mark.parametrize("label", [1, 3])
+def test_a_server_that_names_a_task_of_fewer_classes_learns_no_label(
+    label: int, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 30)), y=np.array([*range(2)] * 4 + [label]))
+    words = 'inputs = "x"\ntarget = "y"\nnum_classes = 5\nlow = 0\nhigh = 1\n'
+    describe(tmp_path, f'format = "npz"\nfile = "a.npz"\n{words}')
+    assert len(node_examples(load_config(["data.name=folder"]).data, {"data": str(tmp_path)})) == 9
+    with pytest.raises(Refused, match="do not fit the task breast_cancer"):
+        node_examples(load_config(["data.name=breast_cancer"]).data, {"data": str(tmp_path)})
+
+
 def test_the_check_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(csv_folder(tmp_path)), "digits"]) == 0
     assert "3 examples" in capsys.readouterr().out
     assert main([str(tmp_path), "mnist"]) == 2
-    assert "each row has 64 inputs, but" in capsys.readouterr().err
+    assert "declares these data for digits" in capsys.readouterr().err
