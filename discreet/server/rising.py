@@ -116,7 +116,7 @@ def projected(encoded: Array, weights: Array, way: int) -> Array:
 def _encoded(column: Column) -> Array:
     """A column's encoding at many places of its range, in order, and the intercept's 1: so that a
     shape keeps its mean over the range."""
-    cells = list(cells_of(column, PLACES, flags=False).values())
+    cells = [cell for _, cell in cells_of(column, np.linspace(0, 1, PLACES), flags=False)]
     encoded = encoded_columns({column.name: cells}, [site_free(column)])
     return np.column_stack([encoded, np.ones(len(encoded))])
 
