@@ -126,7 +126,7 @@ def _check_split(id_column: str | None, blocks: int | None, out: Path | None, un
     """Raises ConfigError for options that do not go together."""
     if out is None:
         raise ConfigError("--out must be given: the folder of key and blocks")
-    if unit == PATIENT and (id_column is None or blocks is None or blocks < 2):
+    if unit == PATIENT and (not id_column or blocks is None or blocks < 2):
         raise ConfigError("--id and --blocks must be given, and at least 2 blocks")
     if unit == SITE and (id_column is not None or blocks is not None):
         raise ConfigError("--id and --blocks go without --unit site: all data are in one block")

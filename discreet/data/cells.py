@@ -50,6 +50,10 @@ def owner_cells(column: Any, name: str, ids: str | None = None, *, choice: str =
     owners = np.asarray(column)
     cells = owners.tolist()
     for row, cell in enumerate(cells):
+        if isinstance(cell, dict | list | np.ndarray):
+            raise CellError(
+                row, f"{name} is a list or an object: it must name the owner of the row"
+            )
         if is_empty(cell):
             raise CellError(row, f"{name} is empty: it must name the owner of the row")
         if isinstance(cell, float) and abs(cell) >= LARGEST_EXACT:

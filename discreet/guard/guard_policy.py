@@ -248,9 +248,9 @@ def read_guard(path: Path) -> GuardPolicy:
     """The policy in a `guard.toml`, with absolute paths. ConfigError: the file is wrong; the
     message says why in one line."""
     given = read_toml(path, ConfigError, "is not valid TOML")
-    settings = _underscored(given)
     sections = {"blocks": BlockSettings, "metric": MetricSettings, "limits": Limits}
     try:
+        settings = _underscored(given)
         for name, kind in sections.items():
             if name in settings:
                 settings[name] = kind(**_table(settings[name], name))
@@ -267,9 +267,12 @@ def _table(value: object, name: str) -> dict[str, Any]:
 
 
 def _underscored(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings by their field names, with lists as tuples."""
+    """The settings by their field names, with lists as tuples. ConfigError: a key has an
+    underscore, which could set what another one has set."""
     found = {}
     for key, value in given.items():
+        if "_" in key:
+            raise ConfigError(f"{key} is written {key.replace('_', '-')}")
         if isinstance(value, dict):
             value = _underscored(value)
         elif isinstance(value, list):

@@ -166,6 +166,8 @@ def _whole(data: Path) -> _Blocks:
 
 
 def _folders(data: Path, ids: str | None) -> _Blocks:
+    if not data.is_dir():
+        raise FolderError(f"--id {FOLDERS}: {data} is not a folder with one for each patient")
     folders = sorted(data.iterdir())
     for path in folders:
         if path.is_symlink() or not path.is_dir():

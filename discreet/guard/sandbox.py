@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -29,12 +30,13 @@ from discreet.guard.enclosure import OTHER_MB
 from discreet.guard.guard_policy import KERNEL, LANDLOCK, GuardPolicy
 from discreet.guard.memory_groups import ADDED_UP, COUNTED, MemoryGroup, MemoryGroups
 from discreet.guard.scratch_home import ScratchHome, remove_left
-from discreet.settings.places import PACKAGE
 from discreet.settings.rules import ConfigError
 
 logger = logging.getLogger("discreet.guard")
 
 NO_ROOT = "the guard must not run as root, whom limits do not bind: start it as another user"
+# Discreet itself. settings/places.py has it too, and all that finds a project.
+PACKAGE = Path(__file__).resolve().parents[1]
 START_SECONDS = 300.0
 END_SECONDS = 30.0
 MOST_STATES = 1 << 29  # of all blocks' together

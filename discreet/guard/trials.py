@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from discreet.guard.block_task import TRIAL
 from discreet.guard.guard_policy import ALL_BLOCKS, BlockSettings, GuardPolicy
@@ -17,11 +18,16 @@ TRIAL_SECONDS = 120.0
 
 def try_app(app: Path, mock: Path, policy: GuardPolicy) -> tuple[str, bool]:
     """The output of an app that runs as a whole in a block, on the public rows in `mock`; and
-    whether it ended without an error."""
-    bundle = bundle_of(app)
+    whether it ended without an error. ConfigError: `mock` is no folder, or `app` no app."""
     if not mock.is_dir():
         raise ConfigError(f"--mock: {mock} is not a folder")
-    config, name, version = described_bundle(bundle)
+    try:
+        bundle = bundle_of(app)
+        config, name, version = described_bundle(bundle)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, BadZipFile) as error:  # of Flower, in several lines
+        raise ConfigError(f"{app} is no Flower app: {' '.join(str(error).split())}") from error
     digest = hashlib.sha256(bundle).hexdigest()
     task = task_of(policy, TRIAL, bundle=bundle, app=(name, version, digest), config=config)
     with started(policy) as sandbox:

@@ -85,8 +85,8 @@ def _map(title: str, shape: Mapping[str, Any]) -> Picture:
         largest = float(np.abs(fields).max()) or 1.0
         drawn = axes.pcolormesh(fields, cmap="coolwarm", vmin=-largest, vmax=largest)
         axes.figure.colorbar(drawn, ax=axes)
-        axes.set_xticks(np.arange(len(second)) + 0.5, list(map(_short, second)))
-        axes.set_yticks(np.arange(len(first)) + 0.5, list(map(_short, first)))
+        axes.set_xticks(np.arange(len(second)) + 0.5, _texts(second))
+        axes.set_yticks(np.arange(len(first)) + 0.5, _texts(first))
         axes.set_ylabel(shape["columns"][0])
         axes.set_xlabel(shape["columns"][1])
         noise = ""
@@ -97,8 +97,13 @@ def _map(title: str, shape: Mapping[str, Any]) -> Picture:
     return picture(title, draw)
 
 
-def _short(label: str | float) -> str:
-    return label if isinstance(label, str) else f"{label:.3g}"
+def _texts(labels: list[str | float]) -> list[str]:
+    """The labels, of numbers with the fewest digits, three at least, that keep them apart."""
+    for digits in range(3, 17):
+        texts = [each if isinstance(each, str) else f"{each:.{digits}g}" for each in labels]
+        if len({*texts}) == len(labels):
+            return texts
+    return list(map(str, labels))
 
 
 def _rows(shape: Mapping[str, Any]) -> list[tuple[list[Any], float, float]]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
-from itertools import product
+from itertools import pairwise, product
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -145,9 +145,8 @@ class _Parts:
         self.width = int(np.prod([len(each.crossed if pair else each.outputs) for each in columns]))
         if not self.readable:
             return
-        count = PLACES_OF_PAIRS if pair else PLACES
-        self.places = [cells_of(column, count, flags=not pair) for column in columns]
-        chosen = list(product(*(each.items() for each in self.places)))
+        shares = np.linspace(0, 1, PLACES_OF_PAIRS if pair else PLACES)
+        chosen = list(product(*(cells_of(column, shares, flags=not pair) for column in columns)))
         self.labels = [[label for label, _ in place] for place in chosen]
         cells = zip(*([cell for _, cell in place] for place in chosen), strict=True)
         table = {column.name: list(each) for column, each in zip(columns, cells, strict=True)}
@@ -175,32 +174,51 @@ def site_free(column: Column) -> Column:
     return replace(column, named=None, words=(), factor=1.0, format=(), empty=(), unit=None)
 
 
-def cells_of(column: Column, count: int, *, flags: bool) -> dict[Any, Any]:
-    """The cells at which a column is read, in order, by their labels: so many of a range, and with
-    `flags` one below a limit and an empty one, if there may be any."""
-    found: dict[Any, Any]
+_Place = tuple[str | float, Any]  # a label, and the cell at which a column is read
+
+
+def cells_of(column: Column, shares: Array, *, flags: bool) -> list[_Place]:
+    """The places at which a column is read, in order: these shares of a range, and with `flags` one
+    below a limit and an empty one, if there may be any."""
+    found: list[_Place]
     empty = flags and column.missing is not None
-    ends: list[float]
     if column.kind == CATEGORY:
-        found = {level: level for level in column.levels} | {ANOTHER: "\0"}
+        found = [*((level, level) for level in column.levels), (ANOTHER, "\0")]
         empty = column.missing == CATEGORY
     elif column.bins:
-        cuts = [column.low, *column.bins]
-        found = {
-            name.removeprefix(f"{column.name} "): cut
-            for name, cut in zip(column.outputs, cuts, strict=False)
-        }
+        ends = (float(column.low or 0), *column.bins, float(column.high or 0))
+        _, *cuts, _ = _short(np.array(ends))
+        between = [f"{low} to {high}" for low, high in pairwise(cuts)]
+        groups = [f"below {cuts[0]}", *between, f"from {cuts[-1]}"]
+        found = list(zip(groups, ends[:-1], strict=True))
     elif column.kind == DATE:
-        ends = [date.fromisoformat(str(end)).toordinal() for end in (column.low, column.high)]
-        days = np.linspace(ends[0], ends[1], count).round().astype(int).tolist()
-        found = {str(date.fromordinal(day)): date.fromordinal(day) for day in days}
+        first, last = (
+            date.fromisoformat(str(end)).toordinal() for end in (column.low, column.high)
+        )
+        days = (first + shares * (last - first)).round().astype(int).tolist()
+        found = [(str(day), day) for day in map(date.fromordinal, dict.fromkeys(days))]
     else:
-        ends = list(column.points) or [float(column.low or 0), float(column.high or 0)]
-        values = np.interp(np.linspace(0, 1, count), np.linspace(0, 1, len(ends)), ends)
-        found = {float(f"{value:.6g}"): value for value in values.tolist()}
+        ends = column.points or (float(column.low or 0), float(column.high or 0))
+        values = np.unique(np.interp(shares, np.linspace(0, 1, len(ends)), ends))
+        labels = np.array(_short(values), np.float64).clip(values[0], values[-1])
+        found = list(zip(labels.tolist(), values.tolist(), strict=True))
     if column.below is not None and flags:
-        found |= {BELOW: f"<{2 * float(column.low or 0)}"}
-    return found | ({EMPTY: None} if empty else {})
+        found.append((BELOW, f"<{2 * float(column.low or 0)}"))
+    if empty:
+        found.append((EMPTY, None))
+    return found
+
+
+def _short(values: Array) -> list[str]:
+    """Rising values with the fewest digits, six at least, that move none by more than a hundredth
+    of a step."""
+    steps = np.diff(values)
+    allowed = np.minimum(np.append(steps, np.inf), np.append(np.inf, steps)) / 100
+    for digits in range(6, 17):
+        texts = [f"{value:.{digits}g}" for value in values]
+        if (np.abs(np.array(texts, np.float64) - values) <= allowed).all():
+            return texts
+    return [f"{value:.17g}" for value in values]
 
 
 def moved_words(shape: Mapping[str, Any]) -> str:

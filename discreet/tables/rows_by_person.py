@@ -57,7 +57,7 @@ def rows_by_person(
         return f"row {row + 1}" if kind in readers else table.place_of(row)
 
     for row, cell in enumerate(cells):
-        if isinstance(cell, bool | float) or is_empty(cell):
+        if isinstance(cell, bool | float | dict | list) or is_empty(cell):
             raise FolderError(
                 f"{path}, {place_of(row)}: the id in {id_column} must be a text or a whole number, "
                 "and not empty (n/a is empty)"

@@ -197,3 +197,13 @@ def test_a_site_writes_as_it_likes_and_agrees_on_what_a_model_must_know() -> Non
     plain = lines({})
     assert lines({"unit": "mg/l", "empty": ["-"], "named": "z", "factor": 2.0}) == plain
     assert lines({"below": "half"}) != plain
+
+
+@pytest.mark.parametrize("cell", ['{"a": 1}', "{}", "[1]", "[1, 2]", "[]"])
+def test_an_owner_that_is_a_list_or_an_object_is_refused(cell: str, tmp_path: Path) -> None:
+    row = f'{{"who": {cell}, "x": 1, "y": 0}}\n'
+    (tmp_path / "rows.jsonl").write_text(row * 2)
+    lines = 'format = "jsonl"\nfile = "rows.jsonl"\ntarget = "y"\nowner = "who"\n'
+    (tmp_path / "data.toml").write_text(lines + "num_classes = 2\n[columns]\nx = [0, 1]\n")
+    with pytest.raises(FolderError, match=r"who is a list or an object: it must name the owner"):
+        load_folder(str(tmp_path))

@@ -50,6 +50,30 @@ def test_a_mistake_in_a_guard_toml_is_one_line_about_its_key(
         read_guard(guard_toml(tmp_path, **settings))
 
 
+@pytest.mark.parametrize("key", ["max_epsilon", "min_noise_multiplier"])
+@pytest.mark.parametrize("is_second", [False, True])
+def test_a_limit_in_another_spelling_does_not_replace_it(
+    key: str, is_second: bool, tmp_path: Path
+) -> None:
+    path = guard_toml(tmp_path)
+    written = path.read_text()
+    hyphened = key.replace("_", "-")
+    assert f"\n{hyphened} = " in written
+    if is_second:
+        changed = f"{key} = 1000.0\n{written}"
+    else:
+        changed = written.replace(hyphened, key)
+    path.write_text(changed)
+    with pytest.raises(ConfigError, match=f"guard.toml: {key} .*{hyphened}"):
+        read_guard(path)
+
+
+def test_an_underscore_in_a_table_is_refused_too(tmp_path: Path) -> None:
+    path = guard_toml(tmp_path, limits={"memory_mb": 100})
+    with pytest.raises(ConfigError, match=r"memory_mb .*memory-mb"):
+        read_guard(path)
+
+
 def test_paths_are_beside_the_file(tmp_path: Path) -> None:
     policy = read_guard(guard_toml(tmp_path))
     assert [policy.ledger, policy.blocks.folder] == [

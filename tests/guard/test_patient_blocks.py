@@ -186,6 +186,29 @@ def test_a_table_whose_patients_are_not_known_is_refused(
     assert not (tmp_path / "site").exists()
 
 
+@pytest.mark.parametrize("cell", ['{"a": 1, "b": 2}', "{}", "[1]", "[]", "true", "1.5"])
+def test_an_id_that_is_no_text_and_no_whole_number_is_refused(cell: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"patient": "a", "x": 1}}\n{{"patient": {cell}, "x": 2}}\n')
+    with pytest.raises(ConfigError, match="row 2: the id in patient must be a text or a whole"):
+        split_site(path, tmp_path / "site", id_column="patient", count=BLOCKS)
+    assert not (tmp_path / "site").exists()
+
+
+def test_an_empty_id_is_as_one_that_is_not_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--id", "", "--blocks", "3", "--out", str(tmp_path / "site")]
+    assert main(["site", "split", str(csv_of(tmp_path, PATIENTS)), *words]) == 2
+    assert "--id and --blocks must be given" in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_table_has_no_folders_of_patients(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rows\.csv is not a folder"):
+        split(csv_of(tmp_path, PATIENTS), tmp_path / "site", id_column="folders")
+
+
 def test_a_table_as_a_spreadsheet_writes_it_is_split_with_its_separator(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes("\ufeffpatient;Größe\na;1,5\nb;2\n".encode())
     split_site(tmp_path / "rows.csv", tmp_path / "site", id_column="patient", count=1)

@@ -226,6 +226,33 @@ def test_try_shows_an_error_with_its_line(folder: Path) -> None:
     assert "the digest of this bundle" not in found
 
 
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of Flower
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"pyproject.toml": b"[project]\nname = 'a'\n"},
+        {"pyproject.toml": b"[project\n"},
+        {"pyproject.toml": b"\xff\xfe"},
+        {"pyproject.toml": b"[project]\nname = '../a b'\nversion = '1'\n[tool.flwr.app]\n"},
+    ],
+)
+def test_what_is_no_app_is_told_in_one_line(
+    files: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    for name, content in files.items():
+        (app / name).write_bytes(content)
+    (tmp_path / "app.fab").write_bytes(b"no archive")
+    for path in (app, tmp_path / "app.fab"):
+        assert main(["site", "try", str(path), "--mock", str(tmp_path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{path} is no Flower app: " in line
+    assert main(["site", "try", str(app), "--mock", str(tmp_path / "nope")]) == 2
+    assert "nope is not a folder" in capsys.readouterr().err
+
+
 def copied(app: Path, folder: Path, *changes: tuple[str, str]) -> Path:
     """A copy of an app with another configuration."""
     made = folder / "app"

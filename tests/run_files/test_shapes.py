@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from discreet.data.description import DataDescription, description_of
 from discreet.data.encoding import column_names, encoded_columns
 from discreet.data.targets import CLASS, LABELS, NUMBERS, Target
 from discreet.reporting.interpret_form import interpret_form
+from discreet.reporting.shape_pictures import shape_pictures
 from discreet.run_files.compose import load_asked
-from discreet.run_files.shapes import LinearWeights, shape_rows, shapes_of
+from discreet.run_files.shapes import LinearWeights, check_shapes, shape_rows, shapes_of
 from discreet.simulation.in_process import simulate
 from tests.command import export, report
 from tests.tables.made_tables import make_project
@@ -69,6 +72,57 @@ def test_the_model_is_its_intercept_and_the_sum_of_its_shapes(outputs: int) -> N
         parts = [place_of(each, cells) for each in found["shapes"] if each["target"] == name]
         assert len(parts) == 7
         assert intercept + sum(parts) == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1_000_000, 1_000_001), (20240101, 20241231), (1e9, 1e9 + 2), (1 / 3, 0.34)]
+)
+def test_a_range_that_is_narrow_beside_its_size_keeps_all_places_and_their_numbers(
+    low: float, high: float
+) -> None:
+    facts = {"kind": "number", "low": low, "high": high, "curves": 2}
+    two = {"a": facts, "b": facts}
+    description = description_of(DESCRIBED | {"columns": two, "pairs": [["a", "b"]]})
+    draws = np.random.default_rng(40127)
+    weights = draws.standard_normal((2, 7))
+    model = LinearWeights(weights, np.zeros(2), 0.1, CLASS, ("no", "yes"))
+    found = shapes_of(model, description)
+    check_shapes(json.loads(json.dumps(found)))
+    curve, _, pair = found["shapes"]
+    places = np.array([labels[0] for labels in curve["places"]])
+    assert places == pytest.approx(np.linspace(low, high, 41), rel=0, abs=(high - low) / 1000)
+    assert low <= places.min() <= places.max() <= high
+    positions = np.linspace(-1, 1, 41)
+    bends = encoded_columns({"a": places.tolist()}, description.columns[:1])
+    assert bends[:, 0] / bends[-1, 0] == pytest.approx(positions, abs=0.01)
+    effect = bends @ (weights[1] - weights[0])[:3]
+    assert curve["effect"] == pytest.approx(effect - effect.mean(), abs=0.01)
+    assert len(pair["places"]) == 81
+
+
+def test_the_fields_of_a_map_of_narrow_ranges_have_texts_that_differ() -> None:
+    numbers = [1_000_000 + step / 8 for step in range(9)]
+    shape = {"target": "y", "columns": ["a", "b"], "kind": "map", "noise": None}
+    shape |= {"places": [[*each] for each in product(numbers, [1, 2])], "effect": [0.5] * 18}
+    (drawn,) = shape_pictures({"intercepts": {"y": 0.0}, "shapes": [shape]})
+    texts = re.findall(r">(1\d{6}[.\d]*)</text", drawn.svg)
+    assert [float(text) for text in texts] == pytest.approx(numbers, rel=0, abs=0.06)
+    assert len({*texts}) == 9
+
+
+def test_groups_between_cuts_that_are_close_have_labels_that_differ() -> None:
+    cuts = [1_000_000.25, 1_000_000.5, 1_000_000.75]
+    columns = {"a": {"kind": "number", "low": 1_000_000, "high": 1_000_001, "bins": cuts}}
+    weights = np.array([[0.0] * 4, [1.0, 2.0, 3.0, 6.0]])
+    model = LinearWeights(weights, np.zeros(2), 0.1, CLASS, ("no", "yes"))
+    found = shapes_of(model, description_of(DESCRIBED | {"columns": columns, "pairs": []}))
+    check_shapes(found)
+    (shape,) = found["shapes"]
+    assert [label for (label,) in shape["places"]] == [
+        *("below 1000000.25", "1000000.25 to 1000000.5"),
+        *("1000000.5 to 1000000.75", "from 1000000.75"),
+    ]
+    assert shape["effect"] == [-2, -1, 0, 3]
 
 
 def test_a_numbers_shapes_are_in_its_own_units() -> None:

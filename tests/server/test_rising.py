@@ -17,7 +17,7 @@ from torch import nn
 from discreet.data.description import description_of
 from discreet.data.encoding import encoded_columns
 from discreet.data.examples import Examples, Task, TaskShape
-from discreet.data.targets import CLASS, NUMBERS, Target
+from discreet.data.targets import CLASS, NUMBERS, Array, Target
 from discreet.models.models import flatten_parameters, load_parameters
 from discreet.reporting.records import read_runs
 from discreet.run_files.compose import load_asked
@@ -70,6 +70,27 @@ def model_of(width: int, outputs: int, seed: int = 40127) -> nn.Module:
     return model
 
 
+def task_of_one(facts: dict[str, Any]) -> Task:
+    """A table of one number, which must rise."""
+    column = {"kind": "number", "rises": True} | facts
+    description = description_of(FACTS | {"columns": {"a": column}})
+    width = len(description.columns[0].outputs)
+    rows = Examples(torch.zeros(1, width), torch.zeros(1, dtype=torch.int64))
+    return Task("a", rows, rows, TaskShape((width,), 2, target=CLASS), description)
+
+
+def with_ones(task: Task, cells: Array) -> Array:
+    assert task.description is not None
+    encoded = encoded_columns({"a": cells.tolist()}, task.description.columns)
+    return np.column_stack([encoded, np.ones(len(cells))])
+
+
+def log_odds(model: nn.Module) -> Array:
+    (layer,) = (each for each in model.modules() if isinstance(each, nn.Linear))
+    found = torch.cat([layer.weight, layer.bias[:, None]], dim=1).detach().numpy()
+    return np.asarray(found[1] - found[0])
+
+
 def test_the_projection_is_the_nearest_shape_that_rises_by_another_solver() -> None:
     places = np.linspace(0, 1, 60)
     angles = np.arccos(places * 2 - 1)
@@ -95,6 +116,47 @@ def test_groups_become_isotonic_regression_and_a_shape_that_rises_stays() -> Non
     assert projected(np.eye(5), given, 1) == pytest.approx(wanted, abs=1e-9)
     assert projected(np.eye(5), -given, -1) == pytest.approx(-wanted, abs=1e-9)
     assert (projected(np.eye(5), wanted, 1) == wanted).all()
+
+
+@pytest.mark.parametrize("curves", [3, 9, 20])
+@pytest.mark.parametrize(
+    ("low", "high", "points"),
+    [
+        (0, 100, None),
+        (0, 100, [0, 1, 2, 100]),
+        (1_000_000, 1_000_001, None),
+        (20240101, 20241231, None),
+        (1e9, 1e9 + 2, None),
+    ],
+)
+def test_a_curve_rises_between_the_places_too(
+    low: float, high: float, points: list[float] | None, curves: int
+) -> None:
+    facts = {"low": low, "high": high, "curves": curves} | ({"points": points} if points else {})
+    task = task_of_one(facts)
+    ends = (1 - np.cos(np.linspace(0, np.pi, 20_001))) / 2
+    cells = low + (high - low) * np.concatenate([ends, np.linspace(0, 1, 20_001)])
+    encoded = with_ones(task, np.unique(cells.clip(low, high)))
+    for seed in range(20):
+        model = model_of(curves + 1, 2, seed + 40127).double()
+        project(model, task, NormaliserConfig())
+        shape = encoded @ log_odds(model)
+        fall = (np.maximum.accumulate(shape) - shape).max()
+        # at most (20 + 1) ** 2 * (pi / 2000) ** 2 / 16 by Bernstein's inequality
+        assert fall <= 7e-5 * np.ptp(shape) + 1e-9
+
+
+def test_every_part_of_the_range_counts_as_much_as_its_length() -> None:
+    task = task_of_one({"low": 0, "high": 100, "curves": 5})
+    encoded = with_ones(task, np.linspace(0, 100, 2001))
+    for seed in range(6):
+        model = model_of(6, 2, seed + 40127).double()
+        before = log_odds(model)
+        project(model, task, NormaliserConfig())
+        nearest = encoded @ projected(encoded, before, 1)
+        shape = encoded @ log_odds(model)
+        assert np.abs(shape - nearest).max() <= 0.005 * np.ptp(encoded @ before)
+        assert shape.mean() == pytest.approx((encoded @ before).mean(), abs=1e-3)
 
 
 @pytest.mark.parametrize(
