@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LOCAL_SETTINGS = ("kind", "epsilon", "noise_multiplier", "clip_norm")
 EXAMPLES = "one example of one client"
+COUNT = "its number of examples"
 WHOLE = "all data of one client"
 CLIPPED = "the update is clipped in {} noise for 2 * clip_norm at the client"
 # For each kind of noise: the unit, the mechanism, and what is not covered.
@@ -50,7 +51,7 @@ SAID: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "laplace_step": (
         EXAMPLES,
         "one full-batch step, L1 clipping per example, Laplace noise for 2 * eta * C / n",
-        ("its number of examples",),
+        (COUNT,),
     ),
 }
 
@@ -82,6 +83,9 @@ class LocalNoise:
             )
             priced = " and another for each answer"
         unit, how, uncovered = SAID[self.run.local.kind]
+        is_counted = self.run.example.enabled and self.run.data.public_num_examples is None
+        if is_counted and not uncovered:
+            uncovered = (COUNT,)  # DP-SGD's epsilon and steps show it
         return Statement(
             unit=unit,
             adjacency="replace",

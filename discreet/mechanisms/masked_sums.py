@@ -32,7 +32,6 @@ from discreet.mechanisms.mechanism import (
     ExpectedNoise,
     Participation,
     Statement,
-    Unreachable,
 )
 from discreet.mechanisms.round_state import Released
 from discreet.settings.adjacency import ADD_OR_REMOVE, EXAMPLE, OF_OWNERS
@@ -331,16 +330,6 @@ class MaskedStep:
         """None: the sum has no room for answers."""
 
     def at_client(self, number: int, num_examples: int, *, trains: bool) -> ClientRound:
-        from discreet.privacy.secure_grid import MOST_GRADIENTS
-
-        most = MOST_GRADIENTS * self.run.training.batch_size
-        if num_examples > most:
-            raise Unreachable(
-                f"this client has more examples than {MOST_GRADIENTS} * "
-                f"training.batch_size = {most}, beyond which a float64 sum of "
-                "gradients is not bounded"
-            )
-
         def step(*given: Any, settings: LocalSettings, source: RandomSource) -> Tensor:
             from discreet.training.shared_step import SharedClip, shared_step
 

@@ -21,11 +21,10 @@ from discreet.node.policy import (
     budgets_of,
     check_deltas,
     check_policy,
-    check_steps,
 )
 from discreet.node.work import Work
 from discreet.settings.adjacency import EXAMPLE
-from discreet.training.local_training import LocalSettings
+from discreet.training.local_training import LocalSettings, steps_of
 
 NO_LEDGER = (
     "this client has no ledger, so it refuses work that it would have to account for: "
@@ -136,8 +135,8 @@ def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Re
     try:
         planned, noises = _planned(work, num_examples)
         training = planned.training
-        # At example level n is public. Otherwise no refusal may follow from it.
-        if EXAMPLE in noises:
+        # Of DP-SGD at each client n is public. Otherwise no refusal may follow from it.
+        if EXAMPLE in noises and work.terms.promise.sums is None:
             check_deltas(policy, work, num_examples=num_examples, training=training)
             counted = num_examples
         else:
@@ -151,6 +150,16 @@ def _asked(work: Work, num_examples: int, policy: ClientPolicy) -> Admitted | Re
     if not planned.charges:
         return planned
     return replace(planned, budgets=budgets_of(policy, work, planned.charges))
+
+
+def check_steps(policy: ClientPolicy, num_examples: int, training: LocalSettings) -> None:
+    """Refuses more local steps than the policy allows."""
+    steps = steps_of(num_examples, training)
+    if steps > policy.max_steps:
+        raise Refused(
+            f"the policy of this client allows {policy.max_steps} local steps; this message asks "
+            f"for {steps}"
+        )
 
 
 def _planned(work: Work, num_examples: int) -> tuple[Admitted, dict[str, float]]:

@@ -16,8 +16,8 @@ from discreet.mechanisms.client_noise import release_update
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of
 from discreet.node.account import Accounts, Refused
-from discreet.node.admission import Admitted, admit_one
-from discreet.node.policy import ClientPolicy, check_steps
+from discreet.node.admission import Admitted, admit_one, check_steps
+from discreet.node.policy import ClientPolicy
 from discreet.node.time_limit import done_on_data
 from discreet.node.work import Work
 from discreet.per_example.objective import trainable

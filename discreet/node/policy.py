@@ -252,18 +252,6 @@ def check_deltas(
             )
 
 
-def check_steps(policy: ClientPolicy, num_examples: int, training: LocalSettings) -> None:
-    """Refuses more local steps than the policy allows."""
-    from discreet.training.local_training import steps_of  # with PyTorch, for work alone
-
-    steps = steps_of(num_examples, training)
-    if steps > policy.max_steps:
-        raise Refused(
-            f"the policy of this client allows {policy.max_steps} local steps; this message asks "
-            f"for {steps}"
-        )
-
-
 def check_policy(policy: ClientPolicy, work: Work, *, noise_multipliers: dict[str, float]) -> None:
     """Refuses work below the policy. `noise_multipliers` has those of an update for the enabled
     guarantees.

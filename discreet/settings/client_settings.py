@@ -4,8 +4,8 @@ arrival."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -34,7 +34,6 @@ from discreet.settings.privacy import (
     Noise,
     SecureConfig,
 )
-from discreet.settings.requirements import require_each
 from discreet.settings.rules import ConfigError, check_all, require, section
 from discreet.settings.training import ModelConfig, TaskConfig, TrainingConfig
 from discreet.settings.wording import Key, Phrase, Wording
@@ -394,3 +393,34 @@ class ClientSettings:
 
 # A placeholder for the run of a mechanism that was created outside a run.
 UNBOUND = ClientSettings(1, 1e-5, PLD, "grid", user=UserTerms(enabled=False))
+
+
+def values_by_key(settings: Any) -> dict[str, object]:
+    """The values of a section and of its nested sections by their full keys."""
+    found: dict[str, object] = {}
+    for name in (each.name for each in fields(settings)):
+        value = getattr(settings, name)
+        if hasattr(value, "key_of"):
+            found |= values_by_key(value)
+        else:
+            found |= {type(settings).key_of(name): value}
+    return found
+
+
+def require_each(settings: Any, by: Phrase, wanted: Mapping[str, tuple[object, str]]) -> None:
+    """Raises ConfigError, with a line for each that differs, unless the settings with these keys
+    have the value, or one of the values, that `by` requires, for the given reasons."""
+    values = values_by_key(settings)
+    check_all(
+        *(partial(_require_value, key, values[key], by, *needed) for key, needed in wanted.items())
+    )
+
+
+def _require_value(key: str, value: object, by: Phrase, allowed: object, why: str) -> None:
+    if isinstance(allowed, tuple):
+        several = allowed
+    else:
+        several = (allowed,)
+    names = ["omitted" if value is None else str(value).lower() for value in several]
+    words = " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    require(value in several, key, Wording(f"{words} with ", by, f": {why}"), value)

@@ -14,8 +14,7 @@ from discreet.settings import rules
 from discreet.settings.adjacency import EXAMPLE
 from discreet.settings.clip_choice import ClipConfig
 from discreet.settings.own_numbers import OwnNumbers
-from discreet.settings.requirements import require_one
-from discreet.settings.rules import check_all, require, section
+from discreet.settings.rules import check_all, require, require_one, section
 from discreet.settings.wording import Key, Wording
 
 ROW = "row"

@@ -364,6 +364,19 @@ def check_value(value: object, key: str, rule: Rule) -> None:
         raise _broken(key, rule, value)
 
 
+def require_one(
+    given: Mapping[str, object], advice: str = ": give one of them; the other follows from it"
+) -> None:
+    """Raises ConfigError unless exactly one of two settings, by their keys, is not None."""
+    missing = [value is None for value in given.values()]
+    if sum(missing) != 1:
+        if all(missing):
+            there = "missing"
+        else:
+            there = "given"
+        raise ConfigError(Wording(joined(" and ", map(Key, given)), f" are both {there}{advice}"))
+
+
 def _broken(key: str, rule: Rule, value: object, *, shown: str | None = None) -> ConfigError:
     if shown is None:
         got = brief(value)

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 from discreet.logs import LOG_FORMATS
 from discreet.settings import rules
-from discreet.settings.client_settings import ClientSettings, UserTerms
+from discreet.settings.client_settings import ClientSettings, UserTerms, require_each
 from discreet.settings.data import DataConfig, EvaluationConfig, NormaliserConfig, StatisticsConfig
 from discreet.settings.own_numbers import OwnNumbers
 from discreet.settings.privacy import PLAIN, PrivacyConfig
-from discreet.settings.requirements import require_each
 from discreet.settings.rules import check_all, check_value, require, section
 from discreet.settings.training import FLOWER_APP, HF, ModelConfig, TaskConfig, TrainingConfig
 from discreet.settings.wording import Key, Wording

@@ -33,7 +33,7 @@ from discreet.settings.data import EvaluationConfig
 from discreet.simulation.layer_sequence import Batch, LayerSequence, Params
 from discreet.simulation.mapped_model import MappedModel
 from discreet.training.local_training import LocalSettings, dp_sgd, epoch_order, local_update, sgd
-from discreet.training.shared_step import SharedClip, shared_step
+from discreet.training.shared_step import SharedClip, check_bounded, shared_step
 
 WHITE = 255
 PIECE = 512
@@ -412,6 +412,7 @@ class Chunk(Private):
         params = [values.double() for values in layout.copies(start.to(torch.float32), count)]
         if not self.table.sizes.any():
             return torch.zeros(count, layout.size, dtype=torch.float64)
+        check_bounded(int(self.table.sizes.max()), settings)
         batch = self.read(self.table, mean=False)
         if batch.inputs.is_floating_point():
             inputs = batch.inputs.double()

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from discreet.models.models import load_parameters, masks_from, to_train
 from discreet.per_example.per_example import clipped_sum_by_owner, sequential_sum
 from discreet.privacy.randomness import RandomSource
-from discreet.training.failing_units import GradientOfUnit, Unit, clipped_total, rows_of
+from discreet.privacy.secure_grid import MOST_GRADIENTS
+from discreet.training.failing_units import (
+    NOISE_ALONE,
+    GradientOfUnit,
+    Unit,
+    clipped_total,
+    rows_of,
+)
 from discreet.training.local_training import LocalSettings
 from discreet.training.units import Held, units_of
 
@@ -28,6 +35,17 @@ class SharedClip:
     clip_norm: float
     source: RandomSource
     rows_per_owner: int | None = None
+
+
+def check_bounded(num_units: int, settings: LocalSettings) -> None:
+    """Raises ValueError if a client has so many units that a float64 sum of their gradients is not
+    bounded."""
+    most = MOST_GRADIENTS * settings.batch_size
+    if num_units > most:
+        raise ValueError(
+            f"this client has more examples than {MOST_GRADIENTS} * training.batch_size = {most}, "
+            "beyond which a float64 sum of gradients is not bounded"
+        )
 
 
 @torch.no_grad()
@@ -48,7 +66,12 @@ def shared_step(
     batch_size in L2, plus float64 rounding
     (`discreet.privacy.secure_grid.SecureSum.gradient_slack`). There is no sampling: every unit is
     in every step. Gradients are taken at `params` (num_params,); the model is not changed.
+
+    Raises ValueError: as `check_bounded`. At a node that counts as no change, since the number of
+    units is hidden.
     """
+    if settings.failing != NOISE_ALONE:
+        check_bounded(len(units_of(examples, clip.rows_per_owner)), settings)
     exact = copy.deepcopy(model).double()
     load_parameters(exact, params)
     to_train(exact)

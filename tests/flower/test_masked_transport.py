@@ -103,19 +103,18 @@ def test_a_shared_step_equals_the_run_without_masks_and_each_node_charges_its_le
         )
 
 
-def test_a_node_with_more_than_16_batches_of_examples_adds_nothing_to_a_shared_step(
-    tmp_path: Path,
+@pytest.mark.parametrize("words", ["training.batch_size=2", "privacy.delta=0.2"])
+def test_no_refusal_of_a_shared_step_follows_from_the_hidden_number_of_examples(
+    words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """More than 16 batches add noise alone, and are charged."""
     grid = nodes(tmp_path)
-    with pytest.raises(NobodyAnswers, match="round 1 was abandoned 3 times"):
-        federated(words_of(tmp_path / "run", *SHARED_STEP, "training.batch_size=2", rounds=1), grid)
-    assert {reason[:52] for reason in grid.refusals()} == {
-        "this client has more examples than 16 * training.bat"
-    }
-    assert not any(
-        DurableLedger(tmp_path / f"node-{number}.db").spent("example").entries
-        for number in range(4)
-    )
+    federated(words_of(tmp_path / "run", *SHARED_STEP, words, "data.num_clients=4", rounds=1), grid)
+    assert not grid.refusals()
+    assert ("more examples than 16 * training.batch_size" in caplog.text) == ("batch" in words)
+    for number in range(4):
+        ledger = DurableLedger(tmp_path / f"node-{number}.db")
+        assert ledger.spent("example").num_releases == 1
 
 
 def test_a_round_costs_three_exchanges_and_the_first_one_three_more(
