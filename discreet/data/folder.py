@@ -102,7 +102,6 @@ from discreet.data.cells import (
     encoded_cells,
     numbered,
     numbers_in,
-    numbers_rows,
     owner_cells,
     same_names,
 )
@@ -455,8 +454,8 @@ def _input_names(found: Mapping[str, Any], description: DataDescription) -> tupl
         return tuple(column.in_file for column in description.columns)
     if description.inputs is None:
         taken = {*description.target_names, description.owner}
-        taken |= {name for name in INDEX if name in found and numbers_rows(found[name].to_pylist())}
-        return tuple(name for name in found if name not in taken)
+        # By their names alone: a row more or less must not decide how many inputs there are.
+        return tuple(name for name in found if name not in taken and name not in INDEX)
     if isinstance(description.inputs, str):
         return (description.inputs,)
     return description.inputs

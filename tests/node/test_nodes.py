@@ -228,3 +228,14 @@ def test_the_check_can_be_run_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "3 examples" in capsys.readouterr().out
     assert main([str(tmp_path), "mnist"]) == 2
     assert "declares these data for digits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("index", [(0, 1, 2), (0, 2, 3)])
+def test_the_names_of_columns_alone_decide_what_is_an_input(
+    index: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Without a row in the middle its numbers are no longer 0..n-1."""
+    rows = np.column_stack([index, PIXELS])
+    head = ",".join(["Unnamed: 0", *NAMES, "digit"])
+    examples = node_table(csv_folder(tmp_path, head=head, rows=rows), "digits")[0]
+    torch.testing.assert_close(examples.inputs, EXPECTED)
