@@ -22,6 +22,7 @@ from discreet.node.policy import (
     check_deltas,
     check_policy,
 )
+from discreet.node.time_limit import lift_limit
 from discreet.node.work import Work
 from discreet.settings.adjacency import EXAMPLE
 from discreet.training.local_training import LocalSettings, steps_of
@@ -110,7 +111,10 @@ def admit(
             if isinstance(each, Admitted) and each.charges:
                 each = _enter(each, data_owner, accounts, charges)
             found[data_owner] = each
-        if accounts is None or accounts.write(charges):
+        if accounts is None:
+            return found
+        lift_limit()  # what is charged is answered: from here the limit holds for work on data
+        if accounts.write(charges):
             return found
 
 

@@ -129,6 +129,17 @@ def test_work_that_takes_too_long_ends_in_time_and_what_was_charged_is_answered(
     assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases == sum(charged)
 
 
+def test_a_time_that_is_up_while_the_charge_is_written_takes_no_reply_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DurableLedger.create(tmp_path / "ledger.db")
+    monkeypatch.setattr(DurableLedger, "charge", goes_off(DurableLedger.charge))
+    words = ("training.epochs=1", *EXAMPLE[:1], *EXAMPLE[-2:])
+    answer = reply(message(*words), ledger=str(tmp_path / "ledger.db"))
+    assert not answer.has_error()
+    assert DurableLedger(tmp_path / "ledger.db").spent("example").num_releases > 0
+
+
 def goes_off(real: Callable[..., Any]) -> Callable[..., Any]:
     """The alarm goes off after it."""
 
