@@ -15,13 +15,7 @@ from discreet.ledger.durable_ledger import Charge
 from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.mechanism import Unreachable
 from discreet.node.account import Accounts, Budget, Refused
-from discreet.node.policy import (
-    NOTHING,
-    ClientPolicy,
-    budgets_of,
-    check_deltas,
-    check_policy,
-)
+from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_deltas, check_policy
 from discreet.node.time_limit import lift_limit
 from discreet.node.work import Work
 from discreet.settings.adjacency import EXAMPLE

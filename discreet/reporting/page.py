@@ -19,10 +19,9 @@ from discreet.reporting.records import (
     find_runs,
     intervals_table,
     ratings_table,
-    read_runs,
     repetitions_table,
+    runs_and_spenders,
     runs_table,
-    spenders,
     split_same,
 )
 from discreet.reporting.spending import (
@@ -92,9 +91,8 @@ def report_of(paths: Sequence[Path]) -> Report:
     such folder, no run in it, or none that has finished a round."""
     # dp_accounting warns on this logger when it skips an order of RDP. The bound holds without it.
     logging.getLogger("absl").setLevel(logging.ERROR)
-    folders = find_runs(paths)
-    records = read_runs(folders)
-    costs = choice_costs(records, spenders(folders))
+    records, others = runs_and_spenders(find_runs(paths))
+    costs = choice_costs(records, others)
     return Report(records, runs_table(records), pictures_of(records), costs)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,7 +62,7 @@ class RunRecord:
       config: the resolved configuration.
       settings: values by dotted name, as the user set them: with the target epsilon if one chose
         the noise.
-      rounds: the rows of metrics.csv; empty only for `spenders`.
+      rounds: the rows of metrics.csv; empty only in the second list of `runs_and_spenders`.
       privacy: privacy.json, or None while the run continues.
       selection: selection.json if discreet tune chose the run, otherwise None.
       constant, test_set: the results of a constant guess, and of the last model, on the public test
@@ -208,23 +208,19 @@ def _natural(path: Path) -> list[tuple[int, int, str]]:
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """The runs that have finished a round, named by their path below their common folder. Raises
     ConfigError: a file of a run is damaged, or no run has finished a round."""
-    records = [record for record in _read_all(folders) if record.rounds]
-    if not records:
+    return runs_and_spenders(folders)[0]
+
+
+def runs_and_spenders(folders: Sequence[Path]) -> tuple[list[RunRecord], list[RunRecord]]:
+    """The runs of `read_runs`, and those that have finished no round: one was killed in its first,
+    or asked for statistics alone. Their ledgers say what they have spent."""
+    shared = os.path.commonpath([folder.parent for folder in folders])
+    found = [_read(folder, folder.relative_to(shared).as_posix()) for folder in folders]
+    runs = [record for record in found if record.rounds]
+    if not runs:
         first = RunFolder(folders[0]).metrics_path
         raise ConfigError(f"none of the runs has finished a round: {first} has no row")
-    return records
-
-
-def spenders(folders: Sequence[Path]) -> list[RunRecord]:
-    """The runs that have finished no round: one was killed in its first, or asked for statistics
-    alone. Their ledgers say what they have spent."""
-    return [record for record in _read_all(folders) if not record.rounds]
-
-
-def _read_all(folders: Sequence[Path]) -> Iterator[RunRecord]:
-    shared = os.path.commonpath([folder.parent for folder in folders])
-    for folder in folders:
-        yield _read(folder, folder.relative_to(shared).as_posix())
+    return runs, [record for record in found if not record.rounds]
 
 
 def _read(folder: Path, name: str) -> RunRecord:

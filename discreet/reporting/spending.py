@@ -153,12 +153,13 @@ def choice_costs(records: Sequence[RunRecord], others: Sequence[RunRecord] = ())
     whose noise protects nobody count like the others.
 
     Args:
-      others: the runs that finished no round (`spenders`).
+      others: the runs that finished no round (`runs_and_spenders`).
     """
     costs = []
+    names = guarantee_names(records)
     for name in GUARANTEES:
         spent = [record for record in others if spent_by_data_owner(record, name)]
-        if len(records) + len(spent) > 1 and (spent or name in guarantee_names(records)):
+        if len(records) + len(spent) > 1 and (spent or name in names):
             costs.append(_choice_cost(records, spent, name))
     return costs
 
