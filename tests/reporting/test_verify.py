@@ -267,6 +267,14 @@ LIES = {
 }
 
 
+def told_otherwise(honest: Path, lie: Callable[[Path], None], folder: Path) -> Path:
+    """A copy of a run folder with a lie in it."""
+    run = folder / "run"
+    shutil.copytree(honest, run)
+    lie(run)
+    return run
+
+
 @pytest.mark.parametrize(("lie", "message"), LIES.items(), ids=[lie.__name__ for lie in LIES])
 def test_it_finds_a_planted_lie(
     lie: Callable[[Path], None],
@@ -275,12 +283,9 @@ def test_it_finds_a_planted_lie(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(honest, run)
-    lie(run)
-    capsys.readouterr()
-    assert main(str(run)) == 1
-    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WRONG")]
+    run = told_otherwise(honest, lie, tmp_path)
+    code, _, wrong, _ = lines(capsys, run)
+    assert code == 1
     assert any(message in line for line in wrong)
 
 
@@ -312,10 +317,7 @@ def test_it_agrees_with_a_chosen_run_of_a_tune_and_finds_a_lower_price_of_the_ch
         code, _, wrong, _ = lines(capsys, lied)
         assert code == 1
         assert [place in line for line in wrong] == [True]
-    lied = tmp_path / "round"
-    shutil.copytree(run, lied)
-    lower_first_round(lied)
-    assert lines(capsys, lied)[0] == 1
+    assert lines(capsys, told_otherwise(run, lower_first_round, tmp_path))[0] == 1
 
 
 ACCOUNT = "privacy.user.noise_multiplier=1 privacy.user.max_epsilon=20 data.num_clients=200 "
@@ -436,9 +438,7 @@ def test_a_lie_beside_later_statistics_is_wrong(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(asked_after, run)
-    lie(run)
+    run = told_otherwise(asked_after, lie, tmp_path)
     code, _, wrong, _ = lines(capsys, run)
     assert code == 1
     assert wrong
