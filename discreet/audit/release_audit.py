@@ -389,7 +389,9 @@ def step_parts(plan: Plan, task: Task) -> tuple[TrainRequest, Tensor, ExactReply
     )
     try:
         # A client of a run does not send these values.
-        without, within = (node._values(work, params)[0] for node in nodes)
+        without, within = (
+            node._values(work, params, node._admitted(work, params)) for node in nodes
+        )
     except Refused as refusal:
         raise ConfigError(str(refusal)) from refusal
     return request, params, without, within

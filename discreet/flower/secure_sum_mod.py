@@ -12,6 +12,7 @@ from torch import Tensor
 from discreet.flower.app_behind import App, apart, read_from
 from discreet.flower.array_layout import ArrayLayout, layout_of, only_arrays
 from discreet.flower.tested_flower import MOD_PLACES, refusal
+from discreet.masking.node import Release
 from discreet.node.account import Refused, accounts_of
 from discreet.node.admission import admit_one
 from discreet.node.app import answered
@@ -86,7 +87,7 @@ def _read_work(
     accounts = accounts_of(request.run, virtual, context.node_config)
     message.content = content
 
-    def work(sums: SecureSum) -> Tensor:
+    def work(sums: SecureSum, begin: Release) -> Tensor:
         """The clipped difference between the app's result and the sent arrays, and its bit."""
         if asked.terms.promise.sums is None or USER not in asked.mechanisms:
             raise Refused(
@@ -94,6 +95,7 @@ def _read_work(
                 "privacy.user.aggregation=secure"
             )
         admit_one(asked, data_owner, 0, accounts=accounts, policy=policy)
+        begin()
         changed = read_from(call_next, message, context, partial(_difference, layout, params))
 
         def noised() -> Tensor:

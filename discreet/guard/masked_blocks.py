@@ -26,6 +26,7 @@ from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussian
 from discreet.flower.array_layout import ArrayLayout, only_arrays
 from discreet.guard.block_release import BlockRelease, BlockSum, read_layout
 from discreet.guard.guard_policy import GuardPolicy, GuardTerms, check_frozen
+from discreet.masking.node import Release
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.node.account import Refused
 from discreet.node.policy import ROUNDING, check_clipped
@@ -63,10 +64,11 @@ class MaskedBlocks:
     run: Callable[[], BlockSum]
     moved: int = 1
 
-    def vector(self) -> NDArray[np.int64]:
+    def vector(self, begin: Release) -> NDArray[np.int64]:
         """The site's vector (length,), with its share of noise. It is charged before a block
         starts."""
         self.charge(block_event(self.sums, self.blocks.blocks, self.moved))
+        begin()
         vector: NDArray[np.int64] = site_vector(self, self.run(), secure_source()).numpy()
         return vector
 

@@ -1,5 +1,5 @@
 """A node's side of a masked sum: bytes in, bytes out. The node's state is on disk before an answer
-leaves.
+leaves, and before the work on data begins.
 
 Bonawitz et al. 2017, figure 4, with the checks against a malicious server. Added here: an attempt's
 context binds all signed keys (`identity.context_of_keys`), nodes sign the lists of survivors and of
@@ -9,8 +9,9 @@ lost nodes together, and a seed has a check.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,8 @@ from discreet.masking.wire import MalformedBytes, MaskingRefused, Part, Stage, T
 
 MOST_ATTEMPTS = 100
 Answer = tuple[NodeState, bytes]
-Vector = Callable[[], NDArray[np.int64]]
 Release = Callable[[], None]
+Vector = Callable[[Release], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ class MaskingNode:
           request: as it came from the server.
           vector: returns the vector to be summed, int64 of shape (length,), of any integers; they
             count modulo 2^k. It is called only if the masked vector is requested and all checks
-            pass.
-          release: charges the release of this round's sum, after `vector` and before the masked
-            vector leaves. It is called once per round, even if the round is tried again, because at
-            most one attempt can be opened. An exception from it goes to the caller, and nothing
-            leaves.
+            pass. Before it looks at data it calls its argument: from then on the sum is charged and
+            the request is answered, on disk, whatever the work does.
+          release: charges the release of this round's sum. It is called once per round, even if the
+            round is tried again, because at most one attempt can be opened. An exception from it
+            goes to the caller, and nothing leaves.
           asked: all that the round asks for beyond the terms of the run, in any bytes. Vectors of
             nodes that were asked differently can't be opened together. An attempt at a round with
             another request or other terms than the attempt before is charged again, so that an
@@ -101,28 +102,36 @@ class MaskingNode:
             is unchanged.
           ValueError: `vector` returned something else.
         """
-        replies = []
         try:
             parts = self._parts(request)
             with self.store.locked(self.terms.run):
-                saved = self.store.load(self.terms.run)
-                if saved is None:
-                    state = NodeState()
-                else:
-                    state = read_state(saved)
-                for part in parts:
-                    if part.stage == Stage.MASKED:
-                        state, body = self._masked(state, part, vector, release, asked)
-                    else:
-                        state, body = self._without_work(state, part)
-                    replies.append(part.answered(body))
-                # before the reply leaves, so that it is never given twice
-                self.store.save(self.terms.run, state.encode())
+                if parts[0].stage == Stage.MASKED:
+                    body = self._masked(self._state(), parts[0], vector, release, asked)
+                    return wire.write_reply([parts[0].answered(body)])
+                return self._without_work(self._state(), parts)
         except MalformedBytes as error:
             raise MaskingRefused(f"malformed: {error}") from error
+
+    def _state(self) -> NodeState:
+        saved = self.store.load(self.terms.run)
+        if saved is None:
+            return NodeState()
+        return read_state(saved)
+
+    def _save(self, state: NodeState) -> None:
+        """Saves the state before a reply leaves, so that it is never given twice."""
+        self.store.save(self.terms.run, state.encode())
+
+    def _without_work(self, state: NodeState, parts: Sequence[Part]) -> bytes:
+        """The reply to stages that need no vector."""
+        replies = []
+        for part in parts:
+            state, body = self._stage(state, part)
+            replies.append(part.answered(body))
+        self._save(state)
         return wire.write_reply(replies)
 
-    def _without_work(self, state: NodeState, part: Part) -> Answer:
+    def _stage(self, state: NodeState, part: Part) -> Answer:
         """The state after a stage that needs no vector, and the reply to it."""
         match part.stage:
             case Stage.KEYS:
@@ -200,33 +209,39 @@ class MaskingNode:
 
     def _masked(
         self, state: NodeState, part: Part, vector: Vector, release: Release, asked: bytes
-    ) -> Answer:
-        """The masked vector. Its release is charged before it leaves, once per round, or once for
-        each price.
+    ) -> bytes:
+        """The masked vector. Its release is charged before the work on data, once per round, or
+        once for each price. Nothing is written after that work, which may leave no files to open.
 
-        After that, other nodes can open it whatever this node does. At most one attempt at a round
-        can be opened: opening takes t nodes, and these have then closed the round or ended every
-        other attempt at it.
+        Once it has left, other nodes can open it whatever this node does. At most one attempt at a
+        round can be opened: opening takes t nodes, and these have then closed the round or ended
+        every other attempt at it.
         """
         attempt = self._held(state, part)
         shares = {**attempt.shares, **self._opened_shares(attempt, wire.split_named(part.body))}
         self._check_enough(shares, "shared")
-        values = vector()
+        context = context_of_vectors(attempt.context, asked)
+        answered = replace(attempt, stage=Stage.MASKED, secrets=b"", context=context, shares=shares)
+        price = wire.digest(self.terms.encode(), asked)
+        after = replace(state.closed_until(part.round - 1), charged=part.round, price=price)
+
+        @cache
+        def begin() -> None:
+            if (part.round, price) != (state.charged, state.price):
+                release()
+            self._save(after.with_attempt(answered))
+
+        values = vector(begin)
+        begin()  # also if the work did not
         if values.dtype != np.int64 or values.shape != (self.terms.length,):
             expected = f"int64 of shape ({self.terms.length},)"
             raise ValueError(f"the vector must be {expected}, not {values.dtype} {values.shape}")
-        price = wire.digest(self.terms.encode(), asked)
-        if (part.round, price) != (state.charged, state.price):
-            release()
         words = values.astype(np.uint32)
-        context = context_of_vectors(attempt.context, asked)
         _, masking, seed = _split(attempt.secrets)
         masks.add_mask(words, masks.own_key(seed, context), subtract=False)
         peers = {name: attempt.keys[name].masking for name in shares if name != self.identity.name}
         masks.add_pair_masks(words, masking, self.identity.name, peers, context=context)
-        attempt = replace(attempt, stage=Stage.MASKED, secrets=b"", context=context, shares=shares)
-        state = replace(state.closed_until(part.round - 1), charged=part.round, price=price)
-        return state.with_attempt(attempt), wire.pack(words, self.terms.bits)
+        return wire.pack(words, self.terms.bits)
 
     def _opened_shares(self, attempt: Attempt, sealed: Mapping[str, bytes]) -> dict[str, bytes]:
         """Opens the shares before anything is masked.

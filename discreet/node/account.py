@@ -21,6 +21,7 @@ from discreet.ledger.durable_ledger import (
     LedgerPosition,
 )
 from discreet.ledger.owner_account import check_unit, other_unit
+from discreet.node.time_limit import lift_limit
 from discreet.protocol.messages import EPSILONS, VirtualClient
 from discreet.settings.adjacency import EXAMPLE, GUARANTEES, LOCAL
 from discreet.settings.client_settings import ClientSettings
@@ -148,6 +149,7 @@ class Accounts:
         A node may serve two runs at once. If the other run has charged one of these clients since
         its account was read, nothing is written, and the budgets must be checked again.
         """
+        lift_limit()  # what is charged is answered: from here the limit holds for work on data
         if not charges:
             return True
         before = self._read_at
@@ -182,7 +184,7 @@ def accounts_of(
         raise Refused(
             "this node has no ledger: start it with --node-config 'ledger=\"/path/ledger.db\"'"
         )
-    ledger = DurableLedger(Path(str(node_config["ledger"])))
+    ledger = DurableLedger(Path(str(node_config["ledger"])).absolute())
     ledger.check(all_rows=False)
     return Accounts(ledger, run.delta, run.accountant)
 

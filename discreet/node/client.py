@@ -120,38 +120,43 @@ class Client:
             raise Refused(
                 "the run is under secure aggregation, but this message asks for an unmasked update"
             )
-        values, admitted = self._values(work, params)
+        admitted = self._admitted(work, params)
+        values = self._values(work, params, admitted)
         spent = admitted.epsilon_example, admitted.epsilon_local, admitted.epsilon_local_pure
         return TrainReply(
             work.request.round, values.update, values.below, *spent, answer=values.answer
         )
 
-    def vector(self, work: Work, params: Tensor, sums: SecureSum) -> Tensor:
+    def vector(
+        self, work: Work, params: Tensor, sums: SecureSum, begin: Callable[[], None] | None = None
+    ) -> Tensor:
         """One round's work for a masked sum, int64 (length,), with this client's share of the
-        noise.
-
-        Arguments and errors as `answer`.
+        noise. `begin` charges the sum once the client is admitted; None: it is charged elsewhere.
+        For the rest, arguments and errors as `answer`.
         """
-        values, _ = self._values(work, params)
+        admitted = self._admitted(work, params)
+        if begin is not None:
+            begin()
+        values = self._values(work, params, admitted)
         return noised_vector(sums, values, work.request, self.source)
 
-    def _values(self, work: Work, params: Tensor) -> tuple[ExactReply, Admitted]:
-        asked = work.request.work
-        if asked.query not in OF_DATA:
+    def _admitted(self, work: Work, params: Tensor) -> Admitted:
+        if work.request.work.query not in OF_DATA:
             self._check_model(work.request, params)
         count = self._count(work)
-        admitted = admit_one(
-            work, self.data_owner, count, accounts=self.accounts, policy=self.policy
-        )
+        return admit_one(work, self.data_owner, count, accounts=self.accounts, policy=self.policy)
+
+    def _values(self, work: Work, params: Tensor, admitted: Admitted) -> ExactReply:
+        asked = work.request.work
         # Before training, which changes the model's parameters.
         if asked.query:
             answer = self._answer(work, params)
         else:
             answer = None
         if not asked.trains or admitted.training is None:
-            return ExactReply(torch.zeros(0), answer=answer), admitted
+            return ExactReply(torch.zeros(0), answer=answer)
         update, below = self._update(work.request, params, admitted)
-        return ExactReply(update, below, answer), admitted
+        return ExactReply(update, below, answer)
 
     def _update(
         self, request: TrainRequest, params: Tensor, admitted: Admitted

@@ -1,5 +1,5 @@
 """A client's work under secure aggregation: requested in one stage of a masked sum, and charged
-before it leaves."""
+before it begins."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.ledger.durable_ledger import Charge
+from discreet.masking.node import Release
 from discreet.node.account import Accounts, Refused, say_spent
 from discreet.node.admission import NO_LEDGER
 from discreet.node.nodes import client_of
@@ -31,7 +32,7 @@ class MaskedWork:
       asked: the requested work, with the mechanisms for the sizes of the sum.
       accounts, policy, data_owner: as `discreet.node.client.Client` has them.
       work: returns the client's noised vector, int64 (length,), as `Client.vector` does; Refused is
-        raised before anything is computed.
+        raised before it calls its second argument, which is before anything is computed.
       sums, guarantee: the masked sum, by the client's own count, and the guarantee that it is
         charged to.
     """
@@ -40,7 +41,7 @@ class MaskedWork:
     accounts: Accounts | None
     policy: ClientPolicy
     data_owner: str
-    work: Callable[[SecureSum], Tensor]
+    work: Callable[[SecureSum, Release], Tensor]
 
     def __post_init__(self) -> None:
         for mechanism in self.asked.mechanisms.values():
@@ -77,16 +78,15 @@ class MaskedWork:
         """The request of the message, as received."""
         return self.asked.request
 
-    def vector(self) -> NDArray[np.int64]:
+    def vector(self, begin: Release) -> NDArray[np.int64]:
         """The client's vector (length,). If a budget or the policy forbids it, Refused is raised
-        before anything is computed."""
+        before anything is computed or charged."""
         self._check()
-        values: NDArray[np.int64] = self.work(self.sums).numpy()
+        values: NDArray[np.int64] = self.work(self.sums, begin).numpy()
         return values
 
     def release(self) -> None:
-        """Charges the sum to this client's own ledger before its masked vector leaves. Refused: a
-        budget would be exceeded."""
+        """Charges the sum to this client's own ledger. Refused: a budget would be exceeded."""
         assert self.accounts is not None
         while not self.accounts.write([self._check()]):
             # another run charged the ledger meanwhile, so the budgets are checked again

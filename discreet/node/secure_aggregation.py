@@ -2,9 +2,8 @@
 unmasked update.
 
 `discreet.masking` decides what it signs, shares and masks. Here the node identifies itself with its
-owner's files, trains, noises its own vector, and charges its own ledger, by its own count of the
-sum's cost, before the masked vector leaves. After that the other nodes can open the sum without
-it.
+owner's files, charges its own ledger, by its own count of the sum's cost, trains, and noises its
+own vector. After the masked vector has left, the other nodes can open the sum without it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 from flwr.app import RecordDict
 
 from discreet.masking.identity import Directory, Identity, IdentityError
-from discreet.masking.node import MaskingNode
+from discreet.masking.node import MaskingNode, Release
 from discreet.masking.store import OVER, FolderStore
 from discreet.masking.wire import MalformedBytes, MaskingRefused, Stage, Terms, read_request
 from discreet.node.account import Refused
@@ -67,11 +66,12 @@ class MaskedVector(Protocol):
     def sums(self) -> SecureSum:
         """The masked sum, by this node's own count."""
 
-    def vector(self) -> NDArray[np.int64]:
-        """The noised vector (length,). Refused before anything is computed."""
+    def vector(self, begin: Release) -> NDArray[np.int64]:
+        """The noised vector (length,). Refused before anything is computed. `begin`, called before
+        that, has `release` charge the sum if it was not yet."""
 
     def release(self) -> None:
-        """Charges the sum before the masked vector leaves. Refused: a budget would be exceeded."""
+        """Charges the sum. Refused: a budget would be exceeded."""
 
     def report(self, size: int) -> None:
         """Logs what has left, with its size in bytes."""
@@ -152,7 +152,7 @@ def _known_identity(files: MembershipFiles, guarded: bool) -> tuple[Identity, Di
         ) from error
 
 
-def _no_work() -> NoReturn:
+def _no_work(*_: object) -> NoReturn:
     raise MaskingRefused("a masked vector is requested without the work")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -59,9 +60,17 @@ def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "secure_source", source)
 
 
-@pytest.fixture
+FILES = ("identity-key", "peers", "masking-state", "ledger")
+LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)
+
+
+@pytest.fixture(autouse=True)
 def _settings() -> Iterator[None]:
+    folder, limits = Path.cwd(), [(kind, resource.getrlimit(kind)) for kind in LIMITS]
     yield
+    os.chdir(folder)
+    for kind, limit in limits:
+        resource.setrlimit(kind, limit)
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
 
@@ -97,7 +106,8 @@ def behind_local(app: App, folder: Path, sent: Message | None = None) -> Message
 
 
 def behind_masked(app: App, folder: Path) -> Message:
-    """The reply of an app behind `secure_sum_mod` that has the masked vector, or is an error."""
+    """The reply of an app behind `secure_sum_mod` that has the masked vector, or is an error. The
+    nodes' files have relative paths."""
     client, replies = client_app(app, secure_sum_mod), list[Message]()
 
     def door(message: Message, context: Context) -> Message:
@@ -105,6 +115,9 @@ def behind_masked(app: App, folder: Path) -> Message:
         return replies[-1]
 
     server = server_of(folder, replace(Told.of(), arrays=ARRAYS), door=door)
+    os.chdir(folder)
+    for config in server.configs.values():
+        config |= {key: str(Path(str(config[key])).relative_to(folder)) for key in FILES}
     name, request = next(iter(server.until(Stage.MASKED).requests.items()))
     try:
         server.ask(name, request)
@@ -367,7 +380,7 @@ def in_halves(given: Message) -> RecordDict:
 
 
 @both
-@pytest.mark.usefixtures("_seeded", "_settings")
+@pytest.mark.usefixtures("_seeded")
 @pytest.mark.parametrize(
     ("app", "as_if"),
     [(on_meta, trained), (on_meta_and_fails, fails), (in_halves, trained)],
@@ -395,3 +408,35 @@ def test_noise_does_not_depend_on_settings_that_an_app_leaves(
         else:
             found.append(vectors[-1].tolist())
     assert found[0] == found[1] == found[2]
+
+
+def limited(kind: int, most: int) -> None:
+    resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
+
+
+def leaves_no_more_files(given: Message) -> RecordDict:
+    with Path(os.devnull).open() as free:
+        lowest = free.fileno()
+    limited(resource.RLIMIT_NOFILE, lowest)
+    return trained(given)
+
+
+def leaves_no_room_in_files(given: Message) -> RecordDict:
+    limited(resource.RLIMIT_FSIZE, 0)
+    return trained(given)
+
+
+def goes_elsewhere(given: Message) -> RecordDict:
+    os.chdir("/")
+    return trained(given)
+
+
+LEFT = [leaves_no_more_files, leaves_no_room_in_files, goes_elsewhere]
+
+
+@both
+@pytest.mark.parametrize("app", LEFT, ids=lambda app: app.__name__)
+def test_a_reply_leaves_whatever_files_an_app_leaves_open_or_forbids(
+    behind: Behind, app: App, tmp_path: Path
+) -> None:
+    assert is_reply(behind(app, tmp_path))

@@ -131,7 +131,9 @@ def test_a_run_whose_terms_fit_is_worked_for_and_the_app_sees_no_masking(tmp_pat
     made = read_masked(
         given, policy, charged.append, run=lambda *_: BlockSum(torch.zeros(SIZE).long(), 2, 0)
     )
-    assert made.vector().shape == (SIZE,)
+    begun: list[bool] = []
+    assert made.vector(lambda: begun.append(bool(charged))).shape == (SIZE,)
+    assert begun == [True]
     assert charged == [block_event(made.sums, 2)]
     assert set(given.content) == {"arrays"}
 

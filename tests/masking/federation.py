@@ -71,7 +71,9 @@ class Federation:
 
     def answer(self, name: str, request: bytes) -> bytes:
         paid = lambda: self.charges.append(name)  # noqa: E731
-        return self.nodes[name].answer(request, lambda: self.vectors[name], paid, asked=self.asked)
+        return self.nodes[name].answer(
+            request, lambda _: self.vectors[name], paid, asked=self.asked
+        )
 
     def send(self, exchange: Exchange, gone: Gone = NOBODY) -> Exchange | Opened:
         for name, request in exchange.requests.items():

@@ -106,7 +106,7 @@ def test_a_release_that_is_not_paid_does_not_happen(ours: Federation, tmp_path: 
         Mock(side_effect=RuntimeError("the budget is spent")),
     )
     with pytest.raises(RuntimeError, match="the budget is spent"):
-        ours.nodes[ME].answer(exchange.requests[ME], lambda: ours.vectors[ME], spent)
+        ours.nodes[ME].answer(exchange.requests[ME], lambda _: ours.vectors[ME], spent)
     assert state_of(tmp_path).attempts[1].stage is Stage.SHARES
 
 
