@@ -36,6 +36,7 @@ from discreet.accounting.accounting import pure_epsilon
 from discreet.accounting.events import ACCOUNTANTS
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.ledger.rollback_guard import RollbackGuard
 from discreet.run_files.ledger_copy import copy_ledger
 from discreet.run_files.run_folder import ACCOUNT, CONFIG, RunFolder
 from discreet.run_files.run_ledgers import displaced
@@ -49,6 +50,10 @@ from discreet.server.population_account import (
 from discreet.settings.rules import ConfigError, require
 
 DEFAULT_DELTA = 1e-5
+ANOTHER_BEFORE = (
+    "warning: this machine knows another ledger there. What it says is still spent on the "
+    "same data: put it back in place of the new one, unless the data are others"
+)
 ONLY_OF_POPULATIONS = (
     "--size, --delta, --replace and --max-epsilon go with --population; the limit of a node is "
     "max-epsilon in its policy"
@@ -106,6 +111,7 @@ def command(
 
 def _create(file: Path, people: Population | None, max_epsilon: float | None) -> None:
     """Makes a node's ledger, or the account of a population."""
+    _, is_another = RollbackGuard.known_here("", file)
     if people is None:
         ledger = DurableLedger.create(file)
         whose = ""
@@ -113,6 +119,8 @@ def _create(file: Path, people: Population | None, max_epsilon: float | None) ->
         ledger = create_account(file, people, max_epsilon=max_epsilon)
         whose = f" account of {people.name},"
     print(f"{file}:{whose} nothing is spent yet; head {ledger.position().head}")
+    if is_another:
+        print(ANOTHER_BEFORE)
 
 
 def _ledgers_of(run: Path) -> list[DurableLedger]:

@@ -423,13 +423,13 @@ def _weights_of(description: DataDescription) -> Path:
 
 
 def opened(path: Path, description: DataDescription) -> dict[str, Any]:
-    """The columns or arrays of a file by their names; owners in a CSV file, and with [columns] all
-    of its cells, as they are written. FolderError: it can't be read."""
+    """The columns or arrays of a file by their names; owners and texts in a CSV file, and with
+    [columns] all of its cells, as they are written. FolderError: it can't be read."""
     if description.format == "csv":
-        texts = [description.owner] if description.owner is not None else []
+        texts = [name for name in (description.owner, description.text) if name is not None]
         table = csv_table(path, description)
         return table.columns(as_text=bool(description.columns), texts=texts)
-    return open_table(path, description.format)
+    return open_table(path, description.format, text=description.text)
 
 
 def csv_table(path: Path, description: DataDescription) -> CsvTable:

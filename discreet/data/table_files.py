@@ -26,15 +26,16 @@ def file_in(folder: Path, name: str) -> Path:
     return path
 
 
-def open_table(path: Path, form: str) -> dict[str, Any]:
+def open_table(path: Path, form: str, *, text: str | None = None) -> dict[str, Any]:
     """The columns (parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
-    their names. FolderError: it can't be read, or two columns have one name."""
+    their names. `text`: a column whose cells are texts, also if all of them look like dates.
+    FolderError: it can't be read, or two columns have one name."""
     if form == "npz":
         with one_line(path, FolderError):
             return _arrays_in(path)
     require_extra("pyarrow", why=path.name)
     with one_line(path, FolderError):
-        table = _read_rows(path, form)
+        table = _read_rows(path, form, text)
     names = list(table.column_names)
     for name, count in Counter(names).items():
         if count > 1:
@@ -47,15 +48,18 @@ def _arrays_in(path: Path) -> dict[str, Array]:
         return dict(arrays)
 
 
-def _read_rows(path: Path, form: str) -> Any:
-    from pyarrow import json as rows  # type: ignore[import-untyped]
+def _read_rows(path: Path, form: str, text: str | None) -> Any:
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import json as rows
     from pyarrow import parquet
 
     if form == "parquet":
         table = parquet.read_table(path)
     else:
         _check_depth(path)
-        table = rows.read_json(path)
+        known = pyarrow.schema([(text, pyarrow.string())] if text is not None else [])
+        options = rows.ParseOptions(explicit_schema=known)
+        table = rows.read_json(path, parse_options=options)
     table.validate(full=True)  # otherwise a text that is not UTF-8 fails where it is read
     return table
 

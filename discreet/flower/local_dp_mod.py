@@ -22,6 +22,7 @@ from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.app import answered
 from discreet.node.policy import ClientPolicy, check_promise
 from discreet.node.promise import Promise
+from discreet.node.time_limit import lift_limit
 from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import secure_source
 from discreet.settings.adjacency import LOCAL
@@ -176,6 +177,7 @@ class _LocalDp:
         accounts = Accounts(ledger, self.delta, "pld")
         charge = [Charge(number, LOCAL, owner, privacy.event, 1 + bool(self.ranges))]
         accounts.after(charge, budgets)
+        lift_limit()  # what is charged is answered
         while not accounts.write(charge):
             accounts.after(charge, budgets)
 

@@ -14,6 +14,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,7 +27,6 @@ from discreet.accounting.distributed_gaussian import DistributedDiscreteGaussian
 from discreet.flower.array_layout import ArrayLayout, only_arrays
 from discreet.guard.block_release import BlockRelease, BlockSum, read_layout
 from discreet.guard.guard_policy import GuardPolicy, GuardTerms, check_frozen
-from discreet.masking.node import Release
 from discreet.mechanisms.masked_sums import MaskedGaussian
 from discreet.node.account import Refused
 from discreet.node.policy import ROUNDING, check_clipped
@@ -37,6 +37,9 @@ from discreet.protocol.masked_messages import split_content
 from discreet.protocol.messages import TrainRequest, request_of
 from discreet.settings.clip_choice import CLIP
 from discreet.settings.privacy import Sizes
+
+if TYPE_CHECKING:
+    from discreet.masking.node import Release
 
 logger = logging.getLogger("discreet.guard")
 

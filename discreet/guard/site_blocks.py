@@ -60,6 +60,13 @@ def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]
     return archives
 
 
+def marks_of(archives: Sequence[Path]) -> list[tuple[int, ...]]:
+    """The marks of files by which a change of any of them is noticed. FileNotFoundError: one is
+    missing."""
+    found = [path.stat() for path in archives]
+    return [(each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found]
+
+
 def check_private(path: Path) -> None:
     """Raises ConfigError unless a path belongs to this user and no other user can read it."""
     status = path.stat()

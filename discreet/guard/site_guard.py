@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -46,7 +46,7 @@ from discreet.guard.masked_blocks import read_masked
 from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.sandbox import MOST_LOG, BlockInput, BlockResult, Sandbox
 from discreet.guard.scratch import MEGABYTE, free_mb
-from discreet.guard.site_blocks import read_blocks
+from discreet.guard.site_blocks import marks_of, read_blocks
 from discreet.guard.site_records import note, opened_records, printable
 from discreet.guard.site_report import PRIVACY, privacy_facts
 from discreet.ledger.durable_ledger import Charge, DurableLedger
@@ -64,6 +64,7 @@ EVALUATE = "evaluate"
 MOST_RUNS = 2  # whose blocks' states are kept
 NUM_EXAMPLES = "num-examples"  # as FedAvg weighs replies: the number of blocks
 LOGS = "logs"
+ROOM_MB = 16  # on the disk, for ledger, journal and records
 MOST_ROUND = (1 << 31) - 1
 MOST_DIGITS = 20  # of a round number: more of them are too many, however they go on
 ALL_FAILED = (
@@ -118,6 +119,7 @@ class SiteGuard:
         self.site = open_site(policy)
         self.records = opened_records(policy)
         self.blocks = read_blocks(self.site, id_column=policy.blocks.id, count=policy.blocks.count)
+        self.marks = marks_of(self.blocks)
         self.ledger = guard_ledger(policy)
         self.states: dict[int, dict[int, bytes]] = {}  # that blocks keep, of each run
         self.failed: dict[int, bool] = {}  # by a run's noised count, of its first round
@@ -149,6 +151,7 @@ class SiteGuard:
             check_app(self.policy, app.digest)
             check_round(_number(message))
             check_room(self.site, self.policy.blocks.count)
+            self._check_blocks()
             if self.failed.get(app.run_id):
                 raise Refused(ALL_FAILED)
             if MASKING in message.content:
@@ -200,6 +203,14 @@ class SiteGuard:
     def epsilon(self) -> float:
         """The epsilon that one unit has spent over all runs, at the policy's delta."""
         return epsilon_of_blocks(self.ledger.total(), self.policy.max_delta, PLD)
+
+    def _check_blocks(self) -> None:
+        """Refuses blocks other than those of the start: of two splits one patient is in two blocks,
+        and states that blocks have kept would reach other patients."""
+        with suppress(FileNotFoundError):
+            if marks_of(self.blocks) == self.marks:
+                return
+        raise Refused("this site's blocks have changed since its guard started: start it again")
 
     def _work(self, message: Message, context: Context) -> BlockWork:
         """The work that a message requests. Refused: a guard does not answer such messages."""
@@ -423,10 +434,10 @@ def open_site(policy: GuardPolicy) -> Path:
 
 
 def check_room(site: Path, blocks: int) -> None:
-    """Raises Refused unless the longest possible logs of blocks fit on the site's disk, whatever
-    blocks have left there. So what one block prints does not decide whether the site releases
-    anything."""
-    wanted = blocks * MOST_LOG
+    """Raises Refused unless the longest possible logs of blocks and all that a round writes beside
+    them fit on the site's disk, whatever blocks have left there. So what one block prints does not
+    decide whether the site releases anything."""
+    wanted = blocks * MOST_LOG + ROOM_MB * MEGABYTE
     taken = sum(512 * path.stat().st_blocks for path in (site / LOGS).glob("*"))
     if free_mb(site) * MEGABYTE + taken < wanted:
         raise Refused(f"this site's guard needs {wanted / MEGABYTE:.1f} MB of free disk space")

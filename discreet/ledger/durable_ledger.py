@@ -107,7 +107,8 @@ class DurableLedger:
     returns after the rows have reached the disk.
 
     Every charge is checked against this machine's record of the ledger (`rollback_guard`), so that
-    neither an older copy nor a second one is charged. If the ledger has an `account`, a
+    neither an older copy nor a second one is charged, and goes to the ledger that was read first,
+    whatever lies at its path now. If the ledger has an `account`, a
     `discreet.server.population_account`, that is charged first: a crash between the two leaves an
     account that says more than the ledger.
 
@@ -130,7 +131,8 @@ class DurableLedger:
                 f"{whole} is missing: put the ledger back, because what was spent still counts. A "
                 f"node's first ledger is made by `discreet ledger create {whole}`"
             )
-        was = self.facts()
+        was = self._settings()
+        self.identity = was.pop("identity")
         if facts is None:
             return
         wanted = json.loads(json.dumps(dict(facts)))
@@ -213,6 +215,9 @@ class DurableLedger:
             # row.
             connection.execute("begin immediate")
             with connection:
+                before = position_of(connection)
+                if before.identity != self.identity:
+                    raise self._another()
                 if since is not None and not _holds(connection, since):
                     raise self._another()
                 if since is not None and _charged_since(connection, since) & {
@@ -221,7 +226,6 @@ class DurableLedger:
                     return None
                 if allowed is not None:
                     allowed(_total(connection))
-                before = position_of(connection)
                 known = self._known(connection, guard, before)
                 position = _append(connection, charges, before)
             # If another process was faster, it has charged either this file or a copy of it.
@@ -317,10 +321,13 @@ class DurableLedger:
 
     def facts(self) -> dict[str, Any]:
         """The settings with which the ledger was made."""
+        return {name: value for name, value in self._settings().items() if name != "identity"}
+
+    def _settings(self) -> dict[str, Any]:
         with self.reading() as connection:
             stored = settings_of(connection)
         try:
-            return {name: json.loads(value) for name, value in stored.items() if name != "identity"}
+            return {name: json.loads(value) for name, value in stored.items()}
         except (ValueError, RecursionError) as error:
             raise LedgerError(f"{self.path} is damaged: a setting can't be read") from error
 

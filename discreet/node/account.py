@@ -21,7 +21,6 @@ from discreet.ledger.durable_ledger import (
     LedgerPosition,
 )
 from discreet.ledger.owner_account import check_unit, other_unit
-from discreet.node.time_limit import lift_limit
 from discreet.protocol.messages import EPSILONS, VirtualClient
 from discreet.settings.adjacency import EXAMPLE, GUARANTEES, LOCAL
 from discreet.settings.client_settings import ClientSettings
@@ -149,7 +148,6 @@ class Accounts:
         A node may serve two runs at once. If the other run has charged one of these clients since
         its account was read, nothing is written, and the budgets must be checked again.
         """
-        lift_limit()  # what is charged is answered: from here the limit holds for work on data
         if not charges:
             return True
         before = self._read_at

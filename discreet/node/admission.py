@@ -16,6 +16,7 @@ from discreet.mechanisms.client_noise import LocalPrivacy
 from discreet.mechanisms.mechanism import Unreachable
 from discreet.node.account import Accounts, Budget, Refused
 from discreet.node.policy import NOTHING, ClientPolicy, budgets_of, check_deltas, check_policy
+from discreet.node.time_limit import lift_limit
 from discreet.node.work import Work
 from discreet.settings.adjacency import EXAMPLE
 from discreet.training.local_training import LocalSettings, steps_of
@@ -106,6 +107,7 @@ def admit(
             found[data_owner] = each
         if accounts is None:
             return found
+        lift_limit()  # what is charged is answered: from here the limit holds for work on data
         if accounts.write(charges):
             return found
 

@@ -23,7 +23,7 @@ from discreet.ledger.charges import LedgerError
 from discreet.logs import log_to
 from discreet.node.account import Refused, say_spent
 from discreet.node.policy import ClientPolicy, policy_from
-from discreet.node.time_limit import OutOfTime, done_within, seconds_for
+from discreet.node.time_limit import done_within, seconds_for
 from discreet.protocol.messages import (
     MASKING,
     REFUSED_CODE,
@@ -155,7 +155,7 @@ def answered(
         seconds = seconds_for(policy.max_seconds, message.metadata.ttl)
         content = done_within(seconds, partial(work, policy))
         return Message(content, reply_to=message)
-    except (Refused, OutOfTime, MalformedMessage, ConfigError) as error:
+    except (Refused, MalformedMessage, ConfigError) as error:
         if (
             message.content
         ):  # a server that waits for a simulation's workers sends nothing, and is refused too

@@ -17,6 +17,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
+from discreet.node.account import Refused
 from discreet.training.failing_units import TimeIsUp
 
 if TYPE_CHECKING:
@@ -33,11 +34,6 @@ logger = logging.getLogger("discreet.client")
 
 # When the work of the message at hand must be done, by time.monotonic; None without a limit.
 _deadline: ContextVar[float | None] = ContextVar("_deadline", default=None)
-
-
-class OutOfTime(RuntimeError):
-    """The client does not do this work, as the time of the message was up before anything was
-    charged."""
 
 
 def seconds_for(max_seconds: float, time_to_live: float) -> float:
@@ -60,16 +56,16 @@ def done_within(seconds: float, work: Callable[[], RecordDict]) -> RecordDict:
     (`Client.answer`), so its reply leaves also when it is late.
 
     Raises:
-      OutOfTime: the time was up before anything was charged.
+      Refused: the time was up before anything was charged.
     """
     if not seconds > 0:
-        raise OutOfTime("the message has exceeded its time to live")
+        raise Refused("the message has exceeded its time to live")
     if not in_main_thread():
         return work()
     try:
         return _interrupted_after(seconds, work)
     except TimeIsUp as error:
-        raise OutOfTime(
+        raise Refused(
             f"the work of this message took {seconds:g} s, the most that this node allows"
         ) from error
 

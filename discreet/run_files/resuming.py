@@ -119,7 +119,10 @@ def same_settings(asked: Settings, folder: RunFolder) -> Settings:
     first = flat(described(folder.read_config(name=ASKED)))
     for name, value in flat(described(asked)).items():
         _is_new(Key(f"{name}={value}"), name, value, first, first)
-    return replace(asked, privacy=kept.privacy)
+    user = replace(
+        kept.privacy.user, account=asked.privacy.user.account or kept.privacy.user.account
+    )
+    return replace(asked, privacy=replace(kept.privacy, user=user))
 
 
 def _is_new(word: Phrase, name: str, value: object, was: Flat, first: Flat) -> bool:

@@ -169,6 +169,17 @@ def test_export_gives_every_row_as_json(run: Path, capsys: pytest.CaptureFixture
     assert rows[0]["event"] == {"kind": "gaussian", "noise_multiplier": 3.0}
 
 
+def test_a_new_ledger_in_place_of_one_that_was_charged_is_made_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "node.db"
+    assert ledger_command(["create", str(path)]) == 0
+    assert "warning" not in capsys.readouterr().out
+    path.unlink()
+    assert ledger_command(["create", str(path)]) == 0
+    assert "warning: this machine knows another ledger there" in capsys.readouterr().out
+
+
 def test_an_account_is_made_for_a_population_and_lists_the_runs_and_what_each_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

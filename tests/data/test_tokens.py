@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pyarrow
 import pytest
 import torch
 from pyarrow import csv, parquet
@@ -152,3 +153,31 @@ def test_a_damaged_file_of_a_tokenizer_is_told_in_one_line(
         load_folder(str(write_texts(tmp_path, weights)))
     assert str(weights) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+ALIKE = [("12", "13"), ("true", "false"), ("2020-01-01", "2021-02-03"), ("12:00:00", "13:00:00")]
+
+
+@pytest.mark.parametrize("texts", ALIKE, ids=lambda texts: texts[0])
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_texts_that_all_look_like_numbers_or_dates_are_texts(
+    form: str, texts: tuple[str, str], bert: Path, tmp_path: Path
+) -> None:
+    folder = write_texts(tmp_path, bert)
+    described = (folder / "data.toml").read_text().replace('"csv"', f'"{form}"')
+    described = described.replace("train.csv", f"train.{form}").replace('test = "test.csv"', "")
+    (folder / "data.toml").write_text(described)
+    found = []
+    for more in ([], ["good"]):
+        table = pyarrow.table(
+            {
+                "person": ["ann", "ben", "bob"][: 2 + len(more)],
+                "sentiment": ["positive", "negative", "negative"][: 2 + len(more)],
+                "text": [*texts, *more],
+            }
+        )
+        csv.write_csv(table, folder / "train.csv")
+        lines = table.to_pandas().to_json(orient="records", lines=True)
+        (folder / "train.jsonl").write_text(lines)
+        found.append(load_folder(str(folder)).train.inputs[:2].tolist())
+    assert found[0] == found[1]

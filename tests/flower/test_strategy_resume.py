@@ -22,10 +22,12 @@ from discreet.privacy.mechanisms import analytic_gaussian_noise_multiplier
 from discreet.privacy.randomness import RandomSource
 from discreet.protocol.messages import MASKING
 from discreet.run_files.run_folder import RunFolder
+from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.server.transport import NobodyAnswers
 from discreet.settings.rules import ConfigError
 from tests.flower.flower_apps import (
     NODES,
+    NOISED,
     SETTINGS,
     START,
     Answer,
@@ -124,6 +126,21 @@ def test_without_the_arrays_that_it_began_with_a_run_does_not_go_on(tmp_path: Pa
     RunFolder(tmp_path / "run").arrays_path.unlink()
     with pytest.raises(LedgerError, match=r"arrays\.safetensors is missing"):
         run(tmp_path / "run", num_rounds=2, resume=True)
+
+
+def test_a_run_goes_on_with_its_account_where_it_was_moved(tmp_path: Path) -> None:
+    people = Population("people", 10, ADJACENCIES[0], NOISED.delta)
+    old, new = tmp_path / "old.db", tmp_path / "new.db"
+    create_account(old, people)
+    named = {"population_name": "people", "seed": None}
+    run(tmp_path / "run", num_rounds=1, account=str(old), **named)
+    for ending in ("", "-wal", "-shm"):
+        if (beside := old.with_name(old.name + ending)).exists():
+            beside.rename(new.with_name(new.name + ending))
+    DurableLedger(new).adopt()
+    run(tmp_path / "run", num_rounds=2, account=str(new), resume=True, **named)
+    assert DurableLedger(new).total().num_releases == 2
+    assert not old.exists()
 
 
 def test_a_target_is_kept_and_its_noise_does_not_follow_the_rounds(tmp_path: Path) -> None:

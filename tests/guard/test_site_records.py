@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
@@ -17,11 +19,14 @@ from packaging.requirements import Requirement
 
 from discreet.cli.main import main
 from discreet.deployment.flower_fixes import supernode_guard
-from discreet.guard import running, site_records
+from discreet.guard import running, site_guard, site_records
 from discreet.guard.patient_blocks import split_site
+from discreet.guard.sandbox import MOST_LOG
+from discreet.guard.scratch import MEGABYTE
 from discreet.guard.site_blocks import BLOCKS, SPLIT, read_blocks
-from discreet.guard.site_guard import SiteGuard, closed
+from discreet.guard.site_guard import ROOM_MB, SiteGuard, closed
 from discreet.guard.site_records import JOURNAL, MOST_TEXT, OLDER, note, site_lock
+from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
 from tests.guard.made import RUN, PlayedSandbox, context, message, site, table
@@ -239,3 +244,52 @@ def test_rows_from_before_the_field_of_a_digest_are_shown_without_one(
     assert "  -: 1 rounds answered, 0 late, 0 refused; the last 20" in told
     assert main(["site", "log", str(tmp_path / "guard.toml")]) == 0
     assert f"run {RUN}  - stranger/app" in capsys.readouterr().out
+
+
+def test_what_blocks_print_leaves_room_for_all_that_a_round_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = guard_at(tmp_path, opposed)
+    room = len(guard.blocks) * MOST_LOG / MEGABYTE
+    for free, answered in ((room, False), (room + ROOM_MB - 0.1, False), (room + ROOM_MB, True)):
+        monkeypatch.setattr(site_guard, "free_mb", lambda folder, free=free: free)
+        if answered:
+            guard.answer(message(), context(), APP)
+        else:
+            with pytest.raises(Refused, match=r"needs 16\.1 MB of free disk space"):
+                guard.answer(message(), context(), APP)
+    assert guard.ledger.total().num_releases == 1
+
+
+def split_anew(site: Path) -> None:
+    files = table(site.parent, PATIENTS)
+    shutil.rmtree(site)
+    split_site(files, site, id_column="patient", count=2)
+
+
+def changed_in_place(site: Path) -> None:
+    first, second = sorted((site / BLOCKS).glob("*.tar"))
+    first.write_bytes(second.read_bytes())
+
+
+@pytest.mark.parametrize("change", [split_anew, changed_in_place], ids=lambda each: each.__name__)
+def test_blocks_that_changed_since_the_guard_started_are_not_run(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    guard = guard_at(tmp_path, opposed)
+    guard.answer(message(), context(), APP)
+    change(tmp_path / "site")
+    with pytest.raises(Refused, match="blocks have changed"):
+        guard.answer(message(number=2), context(), APP)
+    assert guard.ledger.total().num_releases == 1
+
+
+def test_a_guard_charges_the_ledger_that_it_opened_and_no_other(tmp_path: Path) -> None:
+    guard = guard_at(tmp_path, opposed)
+    other = DurableLedger.create(tmp_path / "other.db")
+    for path in (guard.ledger.path, other.path):
+        for ending in ("-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+    other.path.replace(guard.ledger.path)
+    with pytest.raises(LedgerError, match="is not the ledger that was read before"):
+        guard.answer(message(), context(), APP)

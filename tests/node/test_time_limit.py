@@ -21,7 +21,7 @@ from discreet.node import time_limit
 from discreet.node.account import Refused
 from discreet.node.app import answered, train
 from discreet.node.policy import ClientPolicy
-from discreet.node.time_limit import OutOfTime, done_within
+from discreet.node.time_limit import done_within
 from discreet.node.work import work_of
 from discreet.training.failing_units import NOISE_ALONE
 from discreet.training.local_training import LocalSettings
@@ -232,7 +232,7 @@ def test_time_that_is_up_leaves_no_context_half_entered_or_half_left(where: str)
         time.sleep(30)
         return RecordDict()
 
-    with pytest.raises(OutOfTime, match="took 60 s"):
+    with pytest.raises(Refused, match="took 60 s"):
         done_within(60, work)
     assert not Entered.holds
 
@@ -253,7 +253,7 @@ def test_a_context_that_is_entered_for_ever_ends_too(monkeypatch: pytest.MonkeyP
         with Endless():
             return RecordDict()
 
-    with pytest.raises(OutOfTime, match=r"took 0\.1 s"):
+    with pytest.raises(Refused, match=r"took 0\.1 s"):
         done_within(0.1, work)
 
 
@@ -267,7 +267,7 @@ def test_a_message_without_time_is_not_worked_on(seconds: float) -> None:
     def worked_on() -> RecordDict:
         raise AssertionError("the work began")
 
-    with pytest.raises(OutOfTime, match="exceeded its time"):
+    with pytest.raises(Refused, match="exceeded its time"):
         done_within(seconds, worked_on)
 
 
