@@ -3,8 +3,9 @@ the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TypeVar
 
@@ -26,8 +27,11 @@ def read_from(
     return done_on_data(lambda: read(app(given, context).content))
 
 
-def apart(work: Callable[[], T]) -> T:
-    """The result of `work`, whatever default device and modes of PyTorch an app has left: they
-    belong to a thread, so `work` has one of its own. It names its types of floats."""
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(work).result()
+@contextmanager
+def begun_thread() -> Iterator[ThreadPoolExecutor]:
+    """A thread that begins before the app and works after it, whatever default device and modes of
+    PyTorch, traces and sizes of stacks the app has left: they belong to its thread, or to those
+    that begin later. What works there names its types of floats."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(bool).result()
+        yield thread

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
-from discreet.flower.app_behind import App, apart, read_from
+from discreet.flower.app_behind import App, begun_thread, read_from
 from discreet.flower.array_layout import ROUND, ArrayLayout, layout_of, only_arrays
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
@@ -128,16 +128,17 @@ class _LocalDp:
         layout = layout_of(sent)
         before = layout.vector(sent)
         self._charge(message.content, privacy, context, policy)
-        changed = read_from(call_next, message, context, partial(self._read, layout, before))
 
-        def noised() -> RecordDict:
+        def noised(changed: tuple[Tensor, list[float]] | None) -> RecordDict:
             unchanged = torch.zeros(len(before), dtype=torch.float32), [0.0] * len(self.ranges)
             update, places = changed or unchanged
             released = release_update(update, privacy, source=secure_source())
             metrics = MetricRecord({EXAMPLES: 1, **self._metrics(places)})
             return RecordDict({key: layout.record(before + released), METRICS: metrics})
 
-        return apart(noised)
+        with begun_thread() as thread:
+            changed = read_from(call_next, message, context, partial(self._read, layout, before))
+            return thread.submit(noised, changed).result()
 
     def _read(
         self, layout: ArrayLayout, before: Tensor, content: RecordDict

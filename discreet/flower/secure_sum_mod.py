@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from discreet.flower.app_behind import App, apart, read_from
+from discreet.flower.app_behind import App, begun_thread, read_from
 from discreet.flower.array_layout import ArrayLayout, layout_of, only_arrays
 from discreet.flower.tested_flower import MOD_PLACES, refusal
 from discreet.masking.node import Release
@@ -96,17 +96,17 @@ def _read_work(
             )
         admit_one(asked, data_owner, 0, accounts=accounts, policy=policy)
         begin()
-        changed = read_from(call_next, message, context, partial(_difference, layout, params))
 
-        def noised() -> Tensor:
-            update = changed
+        def noised(update: Tensor | None) -> Tensor:
             if update is None:
                 update = torch.zeros(layout.num_params, dtype=torch.float32)
             updates, below = clip_updates(update.unsqueeze(0), request.clip_norm)
             values = ExactReply(updates[0], bool(below[0]))
             return noised_vector(sums, values, request, secure_source())
 
-        return apart(noised)
+        with begun_thread() as thread:
+            changed = read_from(call_next, message, context, partial(_difference, layout, params))
+            return thread.submit(noised, changed).result()
 
     return MaskedWork(asked, accounts, policy, data_owner, work)
 

@@ -69,6 +69,8 @@ def _settings() -> Iterator[None]:
     folder, limits = Path.cwd(), [(kind, resource.getrlimit(kind)) for kind in LIMITS]
     yield
     os.chdir(folder)
+    threading.stack_size(0)
+    threading.settrace(None)
     for kind, limit in limits:
         resource.setrlimit(kind, limit)
     torch.set_default_device(None)
@@ -431,12 +433,25 @@ def goes_elsewhere(given: Message) -> RecordDict:
     return trained(given)
 
 
-LEFT = [leaves_no_more_files, leaves_no_room_in_files, goes_elsewhere]
+def leaves_too_large_stacks(given: Message) -> RecordDict:
+    threading.stack_size(1 << 45)
+    return trained(given)
+
+
+def leaves_a_trace_of_threads(given: Message) -> RecordDict:
+    threading.settrace(fails)
+    return trained(given)
+
+
+LEFT = [
+    leaves_no_more_files, leaves_no_room_in_files, goes_elsewhere, leaves_too_large_stacks,
+    leaves_a_trace_of_threads,
+]  # fmt: skip
 
 
 @both
 @pytest.mark.parametrize("app", LEFT, ids=lambda app: app.__name__)
-def test_a_reply_leaves_whatever_files_an_app_leaves_open_or_forbids(
+def test_a_reply_leaves_whatever_limits_an_app_leaves_behind(
     behind: Behind, app: App, tmp_path: Path
 ) -> None:
     assert is_reply(behind(app, tmp_path))
