@@ -15,10 +15,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 import yaml
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import discreet
+from discreet import DPSGD, LoopPrivacy
 from discreet.cli.verbs import VERBS
+from discreet.ledger.durable_ledger import DurableLedger
 from discreet.planning.prices import sampled_prices
 from discreet.run_files.compose import load_asked, load_config
 from discreet.server.round import one_round
@@ -193,6 +198,31 @@ def test_the_loop_of_the_readme_runs_as_it_stands() -> None:
     assert float(found[1]) > 0.8
     assert 2.9 < float(found[2]) <= 3.0
     assert not done.stderr
+
+
+def test_a_loss_that_is_paid_for_as_the_guide_says_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (paying,) = re.findall(
+        r"```python\n((?:(?!```).)*ledger\.charge.*?)```",
+        (DOCS / "guide" / "dpsgd.md").read_text(),
+        re.DOTALL,
+    )
+    monkeypatch.chdir(tmp_path)
+    DurableLedger.create(tmp_path / "ledger.db")
+    model = nn.Linear(5, 3)
+    inputs, targets = torch.ones(40, 5), torch.zeros(40, dtype=torch.int64)
+    loop = DPSGD(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), TensorDataset(inputs, targets),
+        batch_size=10, epochs=1, delta=1e-3,
+        privacy=LoopPrivacy(noise_multiplier=2.0, ledger="ledger.db"),
+    )  # fmt: skip
+    loop.step(*next(iter(loop)))
+    before = loop.epsilon()
+    names = {"private": loop, "model": model, "inputs": inputs, "targets": targets}
+    exec(paying, {"torch": torch, "nn": nn, **names})
+    assert loop.epsilon() > before
+    assert len(DurableLedger(tmp_path / "ledger.db").releases()) == 2
 
 
 def test_the_pages_have_at_most_36_000_words() -> None:

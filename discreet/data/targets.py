@@ -4,6 +4,7 @@ each position of a sequence, or the time until an event."""
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,7 @@ def targets_of(
             values, target.length, num_classes=num_classes, padding=padding, what=what
         )
     if values.dtype.kind in "fiub":
-        columns = values.reshape(len(values), -1)
+        columns = values.reshape(len(values), math.prod(values.shape[1:]))
     else:
         columns = np.zeros((0, 0))
     wanted = 2 if target.kind == SURVIVAL else len(target.names)

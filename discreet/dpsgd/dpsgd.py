@@ -173,7 +173,7 @@ class DPSGD:
             keys = named_owners(owners)
             self._owners = rows_by_owner(keys, examples, privacy)
         examples.check_items(keys)
-        n = len(examples.dataset if self._owners is None else self._owners)
+        n = len(examples if self._owners is None else self._owners)
         plan = planned_loop(
             privacy, n, batch_size=expected, clip_norm=clip_norm, epochs=epochs, steps=steps
         )

@@ -87,6 +87,7 @@ class ExampleReader:
     dataset: MapDataset
     collate: Collate | None
     _items: Any = field(init=False)
+    _count: int = field(init=False)
 
     def __post_init__(self) -> None:
         data = self.dataset
@@ -100,11 +101,21 @@ class ExampleReader:
             raise ValueError("dataset must be map-style, with len(dataset) and dataset[index]")
         if len(data) < 1:
             raise ValueError("dataset must have at least one example")
+        object.__setattr__(self, "_count", len(data))
         object.__setattr__(self, "_items", data if self._is_table else _watched(data))
         if self.collate is not None:
             from discreet.dpsgd.own_example import check_collate  # default_collate mixes nothing
 
             check_collate(self._joined, self._items)
+
+    def __len__(self) -> int:
+        """The number of examples. Raises ValueError: it is another than at first."""
+        if len(self.dataset) != self._count:
+            raise ValueError(
+                f"dataset: it had {self._count} examples when the loop was made, and the sampling "
+                f"is accounted for those; now it has {len(self.dataset)}"
+            )
+        return self._count
 
     def check_items(self, owners: Sequence[object] | None) -> None:
         """Raises ValueError if an example stands at several indices, of different owners, given by
@@ -219,7 +230,9 @@ class PoissonBatches(Private):
     def _positions(self, step: int) -> Sequence[int]:
         """The draw of a step: positions of examples, or numbers of owners."""
         if step not in self.drawn:
-            count = len(self.examples.dataset if self.owners is None else self.owners)
+            count = len(self.examples)
+            if self.owners is not None:
+                count = len(self.owners)
             self.drawn[step] = step_batch(self.source, step, count, probability=self.probability)
         positions: list[int] = self.drawn[step].tolist()
         return positions
@@ -241,7 +254,7 @@ def rows_by_owner(
             f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not "
             f"{most}"
         )
-    return owner_rows(owners, len(examples.dataset), privacy.rows_per_owner)
+    return owner_rows(owners, len(examples), privacy.rows_per_owner)
 
 
 def loaded(

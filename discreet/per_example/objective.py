@@ -308,7 +308,7 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
     Raises:
       ValueError: there are no parameters, their types are not float32, float64 or bfloat16, they
         are on several devices, or a lazy layer has none yet; or torch.autocast is on for a type
-        other than bfloat16.
+        other than bfloat16, or inference mode.
     """
     modules = modules_of(model)
     parameters = parameters_of(*modules)
@@ -317,6 +317,8 @@ def objective_of(model: nn.Module, loss: Loss, *, order: int = 2) -> Objective:
             "a lazy layer has no parameters before its first pass: call the model once on an "
             "example"
         )
+    if torch.is_inference_mode_enabled():
+        raise ValueError("PyTorch's inference mode, which computes no gradient, is on: leave it")
     kinds = {value.dtype for value in parameters}
     allowed = kinds == {torch.float64} or (kinds and kinds <= {torch.float32, torch.bfloat16})
     if not allowed or len({value.device for value in parameters}) != 1:

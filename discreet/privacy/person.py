@@ -19,7 +19,14 @@ OPTION = "--ids {}"
 LARGEST_EXACT = 2.0**53  # beyond, float64 has no room for every whole number
 
 
-SPELLINGS = "case, form, dashes, leading zeros, a trailing .0 or what is not seen"
+SPELLINGS = "case, form, dashes, quotes, leading zeros, a trailing .0 or what is not seen"
+# Beside those of Unicode's categories Cc and Cf. U+2800 is a blank of Braille.
+NOT_SEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]"
+)
+# Beside those of the category Pd: a minus, a modifier letter, and a hyphen bullet.
+DASHES = "\u2212\u02d7\u2043"
+QUOTES = "\u2018\u2019\u201b\u2032\u02b9\u02bc"
 LEADING_ZEROS = re.compile(r"(?<![\d.,])0+(?=\d)")
 TRAILING_ZERO = re.compile(r"(?<=\d)[.,]0+$")
 
@@ -57,18 +64,32 @@ def person_key(cell: object, ids: str | None = None) -> str:
 
 
 def folded_key(key: str) -> str:
-    """A key in the form NFKC, without case, characters that are not seen (Unicode's Cf), zeros
-    before a number, a trailing .0 or ,0, and spaces around; with one kind of dash (Pd).
+    """A key in the form NFKC, without case, characters that are not seen, zeros before a number, a
+    trailing .0 or ,0, and spaces around; with one kind of dash and of single quote, and the digits
+    of all scripts as those of ASCII.
 
     >>> [folded_key(key) for key in ("P\u201107a", "00\u200b7", "7,0", "0", "P\u00b2", "1.05")]
     ['p-7a', '7', '7', '0', 'p2', '1.05']
     """
     folded = unicodedata.normalize("NFKC", key).casefold()
-    if not folded.isascii():
-        kinds = ((each, unicodedata.category(each)) for each in folded)
-        folded = "".join("-" if kind == "Pd" else each for each, kind in kinds if kind != "Cf")
+    if not (folded.isascii() and folded.isprintable()):
+        folded = "".join(map(_as_one_sees_it, NOT_SEEN.sub("", folded)))
     folded = TRAILING_ZERO.sub("", " ".join(folded.split()))
     return LEADING_ZEROS.sub("", folded)
+
+
+def _as_one_sees_it(each: str) -> str:
+    """A character without its variants; nothing for one that is not seen."""
+    kind = unicodedata.category(each)
+    if kind == "Pd" or each in DASHES:
+        return "-"
+    if each in QUOTES:
+        return "'"
+    if kind == "Nd":
+        return str(unicodedata.decimal(each))
+    if kind == "Cf" or (kind == "Cc" and not each.isspace()):
+        return ""
+    return each
 
 
 def person_keys(cells: Iterable[object], ids: str | None = None, *, choice: str = KEY) -> list[str]:

@@ -14,8 +14,17 @@ from discreet.reporting.records import RunRecord
 from discreet.run_files.metrics_table import score_columns
 from discreet.run_files.score_intervals import interval_words
 from discreet.run_files.shapes import moved_words
+from discreet.settings.data import SITE
 
 SHAPES_FOLDER = "shapes"
+# Whom a client is, by data.partition, and for any other.
+OF_OWNERS = {
+    "natural": "a client is {}, with all its rows",
+    "owners": "{} is at one client, with all its rows",
+    SITE: "{} is at one client, with all its rows",
+}
+SPREAD = "rows of {} may be at several clients: no guarantee here is for all of them together"
+HELD_OUT = "held-out examples of the clients, noised"
 TASKS = {
     "classes": "tabular-classification",
     "labels": "tabular-classification",
@@ -60,7 +69,8 @@ def _metadata(
 ) -> dict[str, Any]:
     task = TASKS[facts["target"]["kind"]]
     metrics = [{"type": name, "value": round(value, 4)} for name, value in scores.items()]
-    data = {"name": "public test set", "type": record.config.data.name}
+    named = HELD_OUT if record.is_rated else "public test set"
+    data = {"name": named, "type": record.config.data.name}
     result = {"task": {"type": task}, "dataset": data, "metrics": metrics}
     return {
         "library_name": "pytorch",
@@ -77,7 +87,8 @@ def _trained(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"- model: `{record.config.model.name}`, {count} parameters, Discreet {facts['discreet']}"
     yield f"- trained on the data of {data.num_clients} clients, in {len(record.rounds)} rounds"
     if described.get("owner"):
-        yield f"- a client is one value of the column `{described['owner']}`, with all its rows"
+        value = f"one value of the column `{described['owner']}`"
+        yield f"- {OF_OWNERS.get(data.partition, SPREAD).format(value)}"
     if facts["inputs"]:
         yield f"- inputs: {', '.join(facts['inputs'])}"
     if described.get("target"):
@@ -120,6 +131,9 @@ def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str
     if not scores:
         yield "The model was not rated."
         return
+    if record.is_rated:
+        yield from _rating_lines(record)
+        return
     chosen = ", the best there, which flatters these scores" if record.is_best_round else ""
     yield f"On the public test set, after round {record.model_round}{chosen}:\n"
     known = record.intervals
@@ -133,6 +147,17 @@ def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str
             yield f"| loss of the best constant guess | {constant['loss']:.4f} | |"
     if record.no_better:
         yield f"\n**Limits:** {record.no_better}."
+
+
+def _rating_lines(record: RunRecord) -> Iterator[str]:
+    yield (
+        f"After round {record.model_round} clients rated the model on examples that they hold out, "
+        "with noise:\n"
+    )
+    yield "| score | value | standard error |\n|---|---|---|"
+    for number, rated in record.ratings:
+        if number == record.model_round and rated.known:
+            yield f"| {rated.name.replace('_', ' ')} | {rated.value:.4f} | {rated.error:.4f} |"
 
 
 def _shape_lines(found: Mapping[str, Any]) -> Iterator[str]:

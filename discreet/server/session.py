@@ -50,7 +50,7 @@ from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import settings_json
 from discreet.settings.settings import Settings
 from discreet.training.losses import rating_loss_of
-from discreet.training.units import warning_of_rows
+from discreet.training.units import warning_of_clients, warning_of_rows
 
 logger = logging.getLogger("discreet")
 
@@ -121,8 +121,14 @@ def open_session(
     else:
         seed = secrets.randbits(31)
     model = model_for(plan.model, task.shape, seed=seed)
-    if simulated and (said := warning_of_rows(plan.run, task.train)):
-        logger.warning("%s", said)
+    if simulated:
+        owner = None if task.description is None else task.description.owner
+        for said in (
+            warning_of_rows(plan.run, task.train),
+            warning_of_clients(plan.run, task.train, owner),
+        ):
+            if said:
+                logger.warning("%s", said)
     params = flatten_parameters(model)
     if plan.by_rule and plan.linear is not None:  # the middle of a range, or equal chances
         params = params.zero_()

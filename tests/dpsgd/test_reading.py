@@ -392,6 +392,27 @@ def test_values_that_are_not_finite_are_no_change_of_a_batch() -> None:
     assert loop.steps_taken == 1
 
 
+def test_a_data_set_that_grows_or_shrinks_is_refused_and_costs_nothing() -> None:
+    for change in (lambda rows: rows.append(PAIRS[0]), lambda rows: rows.pop()):
+        rows = list(PAIRS)
+        loop = private(linear(), dataset=rows)
+        loop.step(*next(iter(loop)))
+        change(rows)
+        with pytest.raises(ValueError, match=f"dataset: it had {SIZE} examples when"):
+            run(loop)
+        assert loop.steps_taken == 1
+
+
+def test_under_inference_mode_a_step_is_refused_and_costs_nothing() -> None:
+    loop = private(linear())
+    batch = next(iter(loop))
+    with torch.inference_mode(), pytest.raises(ValueError, match="inference mode"):
+        loop.step(*batch)
+    assert loop.steps_taken == 0
+    with torch.no_grad():
+        loop.step(*batch)
+
+
 def test_a_parameter_group_added_after_the_start_is_refused_and_costs_nothing() -> None:
     loop = private(linear())
     loop._optimizers.all[0].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})

@@ -32,6 +32,10 @@ PAIRS = [
         ("p-1", "p\u20111"),
         ("p-1", "p\u20131"),
     ),
+    *(("p-1", f"p{dash}1") for dash in "\u2212\u02d7\u2043"),
+    *(("p1", f"p{hidden}1") for hidden in "\u034f\u180b\u2800\u3164\ufe0f\0\x7f\x80"),
+    *(("O'Brien", f"O{quote}Brien") for quote in "\u2019\u02bc"),
+    ("p12", "p\u0661\u0662"),
 ]
 
 

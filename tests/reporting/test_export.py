@@ -8,13 +8,17 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from discreet.reporting.model_card import _trained
+from discreet.reporting.records import read_runs
 from discreet.run_files.compose import load_asked
+from discreet.run_files.model_description import read_facts
 from discreet.run_files.predictions import load_model
 from discreet.simulation.in_process import simulate
 from tests.command import export, predict
@@ -23,7 +27,7 @@ from tests.tables.made_tables import make_project
 pytestmark = pytest.mark.processes
 
 ALONE = """
-import builtins, json, sys
+import builtins, json, pickle, sys
 import pandas
 sys.path.insert(0, sys.argv[1])
 real = builtins.__import__
@@ -36,6 +40,8 @@ from sklearn.metrics import roc_auc_score
 rows = pandas.read_csv(sys.argv[2], sep=";", dtype=str, keep_default_na=False)
 model = Classifier()
 said = model.predict_proba(rows)
+assert (pickle.loads(pickle.dumps(model)).predict_proba(rows) == said).all()
+assert model.predict_proba(rows[:0]).shape == (0, said.shape[1])
 print(json.dumps([said.tolist(), model.predict(rows).tolist()]))
 assert 0 <= roc_auc_score(rows["readmitted"] == "yes", said[:, 1]) <= 1
 for wrong in (rows.drop(columns=["age"]), rows["age"], rows.to_numpy(), None):
@@ -125,6 +131,39 @@ def test_the_model_card_has_metadata_the_guarantee_and_the_scores(exported: Path
         "after round 2:\n\n| score",
     ):
         assert said in text, said
+
+
+WHOLE = "a client is one value of the column `patient_id`, with all its rows"
+DEALT = {
+    "natural": WHOLE,
+    "owners": "one value of the column `patient_id` is at one client, with all its rows",
+    "iid": "rows of one value of the column `patient_id` may be at several clients: no guarantee here",
+}
+
+
+@pytest.mark.parametrize("partition", DEALT)
+def test_the_model_card_says_whom_a_client_is(project: Path, partition: str) -> None:
+    (record,) = read_runs([(project / "run").resolve()])
+    data = replace(record.config.data, partition=partition)
+    facts = read_facts(project / "run")
+    dealt = replace(record, config=replace(record.config, data=data))
+    card = "\n".join(_trained(dealt, facts))
+    assert DEALT[partition] in card
+    assert (WHOLE in card) == (partition == "natural")
+
+
+def test_the_model_card_says_that_clients_rated_the_model_and_how_surely(tmp_path: Path) -> None:
+    folder = make_project(tmp_path, people=60)
+    words = ["experiment=table", f"data.path={folder}", "data.num_clients=60", "rounds=2"]
+    rated = ["evaluation.kind=private", "evaluation.every=1", "evaluation.noise_multiplier=1"]
+    simulate(*load_asked([*words, *rated, "seed=40127", f"output_dir={folder / 'run'}"]))
+    assert export([str(folder / "run"), str(folder / "out")]) == 0
+    card = (folder / "out" / "README.md").read_text()
+    assert "test set" not in card
+    assert "name: held-out examples of the clients, noised" in card
+    assert "clients rated the model on examples that they hold out" in card
+    rows = [line for line in card.splitlines() if line.startswith("| accuracy |")]
+    assert re.fullmatch(r"\| accuracy \| \d\.\d{4} \| \d\.\d{4} \|", rows[0])
 
 
 def test_the_description_that_was_saved_holds_and_what_differs_is_named(

@@ -84,6 +84,26 @@ def test_the_account_counts_owners(run: Path) -> None:
     assert spent.epsilon(1e-3) == pytest.approx(2, rel=1e-3)
 
 
+def test_owners_who_are_dealt_to_several_clients_are_warned_of_at_user_level(
+    table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [
+        "data.name=folder",
+        f"data.path={table}",
+        "model.name=linear",
+        "rounds=1",
+        "seed=40127",
+    ]
+    few = ["data.num_clients=3", "privacy.user.too_noisy=warn", "privacy.delta=1e-3"]
+    for partition in ("iid", "owners"):
+        caplog.clear()
+        folder = tmp_path / partition
+        dealt = [f"data.partition={partition}", f"output_dir={folder}"]
+        simulate(*load_asked([*words, *few, *dealt]))
+        said = "data.partition=iid deals the rows of one patient_id to several" in caplog.text
+        assert said == (partition == "iid")
+
+
 def test_rows_that_run_without_their_owner_are_warned_of_in_one_line(
     table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
