@@ -160,7 +160,7 @@ class DPSGD:
         self._target = target_epsilon
         self._optimizers = LoopOptimizers(optimizers_of(optimizer))
         check_optimizers(self._optimizers.all, parameters_of(*modules_of(model)))
-        self._loss, self._is_plain = one_value_an_example(loss)
+        self._loss, self._is_plain = one_value_an_example(loss, model)
         examples, how = loaded(dataset, collate_fn)
         expected = how.pop("batch_size", None)
         if batch_size is not None:

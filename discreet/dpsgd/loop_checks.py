@@ -16,7 +16,7 @@ from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy, check_number
 from discreet.per_example.objective import PADDING, Loss, trainable
 
 
-def one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
+def one_value_an_example(loss: Loss, model: nn.Module) -> tuple[Loss, bool]:
     """A loss with one value an example, and True if it is the plain cross-entropy for class
     numbers."""
     if not callable(loss):
@@ -30,13 +30,16 @@ def one_value_an_example(loss: Loss) -> tuple[Loss, bool]:
             f"loss: reduction={reduction!r} gives one value for a whole batch: give it "
             f'reduction="none"'
         )
-    if not (isinstance(loss, nn.Module) and type(loss).__module__.startswith("torch.nn.")):
+    if not isinstance(loss, nn.Module):
+        return loss, False
+    from discreet.per_example.criteria import check_trains_nothing, per_example_loss
+
+    check_trains_nothing(loss, model)
+    if not type(loss).__module__.startswith("torch.nn."):
         return loss, False
     is_plain = (
         type(loss) is nn.CrossEntropyLoss and loss.weight is None and loss.label_smoothing == 0
     )
-    from discreet.per_example.criteria import per_example_loss  # a function needs it not
-
     return per_example_loss(loss), bool(is_plain and loss.ignore_index == PADDING)
 
 

@@ -27,6 +27,16 @@ _BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss)
 _BY_EXAMPLE = (nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss)
 
 
+def check_trains_nothing(loss: nn.Module, model: nn.Module) -> None:
+    """Raises ValueError for a loss with trainable parameters that are not the model's."""
+    own = {id(value) for value in model.parameters()}
+    if any(value.requires_grad and id(value) not in own for value in loss.parameters()):
+        raise ValueError(
+            "loss: it has trainable parameters, which no step would change: move them into the "
+            "model, or freeze them (requires_grad_(False))"
+        )
+
+
 def per_example_loss(criterion: nn.Module) -> Loss:
     """A loss of torch.nn with two arguments, as one value an example. Raises ValueError for a loss
     of another kind.

@@ -403,6 +403,23 @@ def test_a_data_set_that_grows_or_shrinks_is_refused_and_costs_nothing() -> None
         assert loop.steps_taken == 1
 
 
+class Centres(nn.Module):
+    """A loss with parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = nn.Parameter(torch.zeros(3, 3))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - self.at[targets]).square().mean(dim=1)
+
+
+def test_a_loss_whose_parameters_no_step_would_change_is_refused() -> None:
+    with pytest.raises(ValueError, match="loss: it has trainable parameters"):
+        private(linear(), loss=Centres())
+    run(private(linear(), loss=Centres().requires_grad_(False)))
+
+
 def test_under_inference_mode_a_step_is_refused_and_costs_nothing() -> None:
     loop = private(linear())
     batch = next(iter(loop))
