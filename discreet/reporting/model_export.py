@@ -152,6 +152,8 @@ def _save_program(saved: SavedModel, path: Path) -> None:
     program = torch.export.export(
         model.eval(), (inputs,), dynamic_shapes=({0: torch.export.Dim("rows")},)
     )
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names places of this machine
     torch.export.save(program, str(path))
     with torch.no_grad():
         wanted = model(inputs[:2])

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+import discreet
 from discreet.reporting.model_card import _trained
 from discreet.reporting.records import read_runs
 from discreet.run_files.compose import load_asked
@@ -89,6 +91,13 @@ def test_scikit_learn_gives_the_numbers_of_the_run_without_discreet(
         [float(row["probability_yes"]) for row in rows], abs=1e-5
     )
     assert classes == [row["prediction"] for row in rows]
+
+
+def test_no_exported_file_names_a_place_of_this_machine(project: Path, exported: Path) -> None:
+    for path in filter(Path.is_file, exported.rglob("*")):
+        content = path.read_bytes()
+        for place in (Path(torch.__file__).parent, Path(discreet.__file__).parent, project):
+            assert str(place).encode() not in content, path
 
 
 def test_the_example_has_at_most_fifteen_lines_of_code_and_was_run(exported: Path) -> None:
