@@ -78,7 +78,8 @@ def command(
         adjacency = "zero-out"
     else:
         adjacency = "add or remove one"
-    lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over the clip norm"]
+    over = "twice the clip norm" if guarantee == LOCAL else "the clip norm"
+    lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over {over}"]
     if (aggregation == "secure") != (clients is not None) or (sampling == "cyclic") != (
         groups is not None
     ):

@@ -121,7 +121,7 @@ def status_lines(folder: RunFolder) -> Iterator[str]:
         numbers = ", ".join(str(Rated(**each)) for each in rating["numbers"])
         yield f"rated      after round {rating['round']} by clients: {numbers}"
     elif known:
-        yield f"model      {', '.join(known)}"
+        yield f"scores     after round {facts['round']}: {', '.join(known)}"
     account = facts["account"]
     if facts["account"]:
         unlimited = "; its budget is that of all runs"

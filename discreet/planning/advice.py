@@ -135,7 +135,8 @@ def _whole_organisation(clients: int) -> str:
     noise = multiplier * math.sqrt(PARAMETERS) / clients
     return (
         f"not user level: to hide a whole organisation among {clients}, a round's noise would be "
-        f"{noise:.2g} clip norms at epsilon {EPSILONS[0]:g}, and the model would learn nothing"
+        f"{noise:.2g} clip norms at epsilon {EPSILONS[0]:g}, and more with "
+        f"more than {PARAMETERS} parameters: only a small model may learn"
     )
 
 

@@ -11,6 +11,7 @@ from discreet.data.examples import Examples
 from discreet.mechanisms.mechanism import SERVER, Unreachable, releases_of
 from discreet.planning.noise_outlook import noise_outlook, outlook_at_clients
 from discreet.planning.plan import Plan
+from discreet.settings.adjacency import EXAMPLE
 from discreet.settings.client_settings import ClientSettings
 
 BYTES = 4  # of a parameter on its way: float32, or a masked word
@@ -59,7 +60,11 @@ def _client_lines(plan: Plan, name: str, units: int | None) -> Iterator[str]:
             target = PrivacyLedger(events).epsilon(run.delta, run.accountant)
     if target is not None:
         said += f" {target:.4g} after all {run.rounds} rounds,"
-    yield f"{name}-level: epsilon{said} of each client, in its own account (delta {run.delta:g})"
+    whose = "each client"
+    own_count = name == EXAMPLE and run.data.public_num_examples is None
+    if own_count and said and run.target_epsilon(name) is None:
+        whose = f"a client with the average of {units} {run.example.unit_name}s (fewer cost more)"
+    yield f"{name}-level: epsilon{said} of {whose}, in its own account (delta {run.delta:g})"
     if work is not None and (outlook := outlook_at_clients(plan, work)) is not None:
         if work.training is None:
             who = ""

@@ -10,6 +10,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from discreet.mechanisms.mechanism import Statement
+from discreet.privacy.person import FOLDED
 from discreet.reporting.records import RunRecord
 from discreet.run_files.metrics_table import score_columns
 from discreet.run_files.score_intervals import interval_words
@@ -37,10 +38,10 @@ def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, sai
     """README.md of an exported model. `example`: the code that was run; `said`: its output."""
     scores = _scores(record)
     head = yaml.safe_dump(_metadata(record, facts, scores), sort_keys=False, allow_unicode=True)
+    how = "with differential privacy" if _is_private(record) else "without a guarantee of privacy"
     parts = [
         f"---\n{head}---",
-        f"# {record.config.model.name} on {record.config.data.name}, trained with differential "
-        "privacy",
+        f"# {record.config.model.name} on {record.config.data.name}, trained {how}",
         "\n".join(_trained(record, facts)),
         "## Guarantees\n\n" + "\n".join(_guarantees(record)),
         "## Scores\n\n" + "\n".join(_score_lines(record, scores)),
@@ -53,6 +54,12 @@ def model_card(record: RunRecord, facts: Mapping[str, Any], *, example: str, sai
         "`model.safetensors` holds the parameters alone.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _is_private(record: RunRecord) -> bool:
+    """True if noise that nobody can draw again gives the run an epsilon."""
+    epsilons = (record.epsilon(each.name) for each in record.guarantees if each.enabled)
+    return record.config.seed is None and any(map(math.isfinite, epsilons))
 
 
 def _scores(record: RunRecord) -> dict[str, float]:
@@ -75,7 +82,11 @@ def _metadata(
     return {
         "library_name": "pytorch",
         "pipeline_tag": task,
-        "tags": ["differential-privacy", "federated-learning", "discreet"],
+        "tags": [
+            *(["differential-privacy"] if _is_private(record) else []),
+            "federated-learning",
+            "discreet",
+        ],
         "model-index": [{"name": record.name, "results": [result]}] if metrics else [],
     }
 
@@ -85,9 +96,11 @@ def _trained(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
     data = record.config.data
     described = facts["description"] or {}
     yield f"- model: `{record.config.model.name}`, {count} parameters, Discreet {facts['discreet']}"
-    yield f"- trained on the data of {data.num_clients} clients, in {len(record.rounds)} rounds"
+    yield f"- trained in a federation of {data.num_clients} clients, in {record.model_round} rounds"
     if described.get("owner"):
         value = f"one value of the column `{described['owner']}`"
+        if described.get("ids") == FOLDED:
+            value += " in all its spellings"
         yield f"- {OF_OWNERS.get(data.partition, SPREAD).format(value)}"
     if facts["inputs"]:
         yield f"- inputs: {', '.join(facts['inputs'])}"
@@ -114,12 +127,17 @@ def _guarantees(record: RunRecord) -> Iterator[str]:
     if on:
         yield (
             f"\nEpsilon by the accountant {privacy.accountant}. Not covered: "
-            f"{'; '.join(on[0].not_covered)}."
+            f"{'; '.join(dict.fromkeys(gap for each in on for gap in each.not_covered))}."
+        )
+    if record.selection is not None:
+        yield (
+            "\n`discreet tune` chose the run among trials: epsilon holds for whoever sees neither "
+            "their number, nor the other trials, nor how long they took."
         )
 
 
 def _guarantee_row(each: Statement, epsilon: float, delta: float) -> str:
-    if not each.enabled:
+    if not (each.enabled and math.isfinite(epsilon)):
         return f"| {each.name} | none (infinite) | | | | |"
     return (
         f"| {each.name} | {epsilon:.4g} | {delta:g} | {each.unit} | {each.adjacency} | "
@@ -134,7 +152,11 @@ def _score_lines(record: RunRecord, scores: Mapping[str, float]) -> Iterator[str
     if record.is_rated:
         yield from _rating_lines(record)
         return
-    chosen = ", the best there, which flatters these scores" if record.is_best_round else ""
+    chosen = ""
+    if record.is_best_round:
+        chosen = ", which had the least loss there, so these scores flatter it"
+    elif record.model_round < len(record.rounds):
+        chosen = ", which was chosen by its scores there as later rounds diverged"
     yield f"On the public test set, after round {record.model_round}{chosen}:\n"
     known = record.intervals
     yield "| score | value | 95 % by bootstrap |\n|---|---|---|"

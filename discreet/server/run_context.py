@@ -36,7 +36,7 @@ from discreet.run_files.run_folder import (
 from discreet.run_files.run_ledgers import check_ledgers, create_ledgers, whole
 from discreet.run_files.whole_files import write_json
 from discreet.server.population_account import PopulationAccount
-from discreet.settings.adjacency import EXAMPLE, LOCAL
+from discreet.settings.adjacency import EXAMPLE, GUARANTEES, LOCAL
 from discreet.settings.client_settings import ClientSettings
 
 logger = logging.getLogger("discreet")
@@ -204,13 +204,18 @@ def epsilon_lines(privacy: Mapping[str, Any]) -> Iterator[str]:
         if not each["enabled"]:
             yield f"{each['name']}-level: none (epsilon = inf)"
             continue
-        shown = ", ".join(f"{value:.4g} by {name}" for name, value in each["epsilon"].items())
+        by = dict(each["epsilon"])
+        pure = by.pop(PURE, math.inf)
+        shown = ", ".join(f"{value:.4g} by {name}" for name, value in by.items())
+        shown += f" at delta {privacy['delta']:g}"
+        if math.isfinite(pure):
+            shown += f", {pure:.4g} at delta 0"
         if "clients_without_epsilon" in each:
             whose = f"; {each['epsilon_is']}"
         else:
             whose = ""
         said = f"({each['unit']}; {each['adjacency']}{whose})"
-        yield f"{each['name']}-level: epsilon {shown} at delta {privacy['delta']:g} {said}"
+        yield f"{each['name']}-level: epsilon {shown} {said}"
 
 
 def _whose(mechanism: Mechanism, checkpoint: State) -> str:
@@ -239,7 +244,7 @@ def privacy_facts(plan: Plan, ledger: DurableLedger, outcome: Outcome) -> dict[s
         "delta": plan.run.delta,
         "accountant": plan.run.accountant,
         "seed": plan.seed,
-        "protects_nobody": plan.seed is not None,
+        "protects_nobody": plan.seed is not None or not any(map(plan.noised, GUARANTEES)),
         "ledger_head": ledger.position().head,
         "clients_head": _clients_head(ledger),
         "account": None if ledger.account is None else ledger.account.facts(),
@@ -332,6 +337,8 @@ def _floating_point(
         releases = checkpoint.round + rated
     slack = releases * expected.slack(values, LARGEST_SCALE)
     stated = _epsilons(mechanism, plan, ledger, checkpoint).values()
+    if not any(map(math.isfinite, stated)):
+        return {"noise": "none", "delta_slack": 0.0}
     # The slack grows with epsilon: this one is enough for every stated epsilon, including the pure
     # one of Laplace noise.
     epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)

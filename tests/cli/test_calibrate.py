@@ -40,6 +40,19 @@ def test_the_choices_stand_side_by_side_and_example_level_is_zero_out(
     assert "--population is data.public_num_examples" in printed
 
 
+def test_a_noise_multiplier_is_over_what_one_client_or_example_moves(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sampled = ["--population", "100", "--cohort", "8"]
+    for level, more, over in (
+        ("local", [], "over twice the clip norm"),
+        ("user", sampled, "over the clip norm"),
+        ("example", sampled, "over the clip norm"),
+    ):
+        assert main([level, *more, "--rounds", "3", "--noise", "5"]) == 0
+        assert over in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -57,6 +57,19 @@ def test_each_guarantee_has_its_line(experiment: str) -> None:
     assert sum(line.startswith(f"{level}-level: epsilon") for line in lines) == 1
 
 
+def test_the_price_of_an_average_client_is_not_said_of_each() -> None:
+    words = [
+        "privacy.user.enabled=false", "privacy.example.enabled=true", "sampling.kind=everyone",
+        "privacy.example.noise_multiplier=1", "rounds=2",
+    ]  # fmt: skip
+    for more, whose in (
+        ([], "of a client with the average of 143 examples (fewer cost more), in its own account"),
+        (["data.public_num_examples=100"], "of each client, in its own account"),
+    ):
+        first, *_ = price_lines(planned(load_config([*words, *more])), 143)
+        assert whose in first
+
+
 def test_owners_in_hospitals_are_priced_by_what_their_first_round_then_costs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

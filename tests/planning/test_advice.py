@@ -56,6 +56,7 @@ def test_three_hospitals_are_told_what_does_not_work_and_what_does() -> None:
     text = said(3, 3000, 1, "nobody", "command")
     assert "experiment=heart " in text
     assert "a whole organisation among 3" in text
+    assert "only a small model may learn" in text
     assert "four hospitals of 30 to 199 patients reach 78 % accuracy at epsilon 2" in text
     assert "is NOT protected" not in text
     several = said(3, 3000, 4, "most", "command")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import torch
 import yaml
 
 import discreet
-from discreet.reporting.model_card import _trained
+from discreet.reporting.model_card import _guarantees, _trained, model_card
 from discreet.reporting.records import read_runs
 from discreet.run_files.compose import load_asked
 from discreet.run_files.model_description import read_facts
@@ -159,6 +160,41 @@ def test_the_model_card_says_whom_a_client_is(project: Path, partition: str) -> 
     card = "\n".join(_trained(dealt, facts))
     assert DEALT[partition] in card
     assert (WHOLE in card) == (partition == "natural")
+
+
+def test_the_model_card_says_what_does_not_hold_for_all(project: Path) -> None:
+    (record,) = read_runs([(project / "run").resolve()])
+    seeded, chosen = _guarantees(record), _guarantees(replace(record, selection={}))
+    assert "tune" not in "".join(seeded)
+    assert "epsilon holds for whoever sees neither their number" in "".join(chosen)
+    more = [replace(each, not_covered=(f"gap {each.name}",)) for each in record.guarantees]
+    both = [replace(each, enabled=True) for each in more]
+    with patch.object(type(record), "guarantees", both):
+        text = "".join(_guarantees(record))
+    assert "Not covered: gap user; gap example; gap local." in text
+    folded = {"description": {"owner": "who", "ids": "folded"}, "parameters": {}, "inputs": []}
+    lines = _trained(record, {**folded, "discreet": "0"})
+    assert "- a client is one value of the column `who` in all its spellings, with all" in "".join(
+        lines
+    )
+
+
+@pytest.mark.parametrize("words", [["seed=40127"], ["privacy.user.noise_multiplier=0"]])
+def test_a_run_whose_noise_protects_nobody_is_not_called_private(
+    words: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    small = ["data.num_clients=20", "rounds=1", "privacy.user.too_noisy=warn"]
+    simulate(*load_asked([*small, *words, f"output_dir={run}"]))
+    facts = json.loads((run / "privacy.json").read_text())
+    assert facts["protects_nobody"]
+    (record,) = read_runs([run])
+    card = model_card(record, read_facts(run) or {}, example="", said="")
+    assert "trained without a guarantee of privacy" in card
+    assert "differential-privacy" not in card
+    if words != ["seed=40127"]:
+        assert facts["guarantees"][0]["floating_point"] == {"noise": "none", "delta_slack": 0.0}
+        assert "| user | none (infinite) |" in card
 
 
 def test_the_model_card_says_that_clients_rated_the_model_and_how_surely(tmp_path: Path) -> None:
