@@ -38,6 +38,7 @@ from discreet.cli.console import print_table
 from discreet.planning import prices as offers
 from discreet.settings.adjacency import EXAMPLE, LOCAL, USER, ZERO_OUT
 from discreet.settings.privacy import SecureConfig
+from discreet.settings.rules import require
 
 
 def command(
@@ -79,6 +80,8 @@ def command(
     else:
         adjacency = "add or remove one"
     over = "twice the clip norm" if guarantee == LOCAL else "the clip norm"
+    if population is not None:
+        require(delta < 1 / population, "--delta", f"below 1 / {population}, the population", delta)
     lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over {over}"]
     if (aggregation == "secure") != (clients is not None) or (sampling == "cyclic") != (
         groups is not None
