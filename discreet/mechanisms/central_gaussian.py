@@ -357,7 +357,9 @@ def ratings(run: ClientSettings, what: str, drawn: str) -> tuple[str, str]:
     if not asked.private:
         return "", ""
     own = asked.cohort == "own"
-    if own:
+    if run.masked:
+        rated = "for each rating, by all clients,"
+    elif own:
         rated = "for each rating, by a cohort of its own,"
     else:
         rated = "for the last rating"

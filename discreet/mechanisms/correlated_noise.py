@@ -50,6 +50,8 @@ BLOCK = 8
 # less in absolute value
 SPREAD = 4.0
 
+KEYS = "copies of the keys of earlier noise (secrets.safetensors)"
+
 
 @dataclass(frozen=True)
 class CorrelatedNoise(UserNoise):
@@ -108,7 +110,7 @@ class CorrelatedNoise(UserNoise):
             accounting="one Gaussian for all rounds, with the multiplier of the noise over their "
             "sensitivity, not amplified; each round is charged for the cost that it adds to the "
             f"rounds before it{asked}",
-            not_covered=OF_ANOTHER_APP if foreign else REPORTED,
+            not_covered=(KEYS, *(OF_ANOTHER_APP if foreign else REPORTED)),
         )
 
     @property
