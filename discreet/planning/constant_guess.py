@@ -15,7 +15,10 @@ from discreet.queries.metrics import is_uneven
 from discreet.settings.training import TaskConfig
 
 FILE = "constant_guess.json"
-REMEDY = "more clients, a larger epsilon, fewer columns or evaluation.keep=best may help"
+REMEDY = (
+    "more clients, a larger epsilon or fewer columns may help; evaluation.keep=best keeps the best "
+    "round"
+)
 NOTHING_LEARNED = {"r2": 0.0, "concordance": 0.5}  # scores of the same answer for everybody
 ROUNDING = 1e-9  # metrics.csv has ten digits
 
