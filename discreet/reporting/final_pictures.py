@@ -45,7 +45,7 @@ def _confusion(classes: list[str], counts: list[list[int]]) -> Picture:
             "of the row."
         )
 
-    return picture("Confusion matrix of the last model", draw)
+    return picture("Confusion matrix of the model", draw)
 
 
 def _roc(points: list[list[float]]) -> Picture:
@@ -56,7 +56,7 @@ def _roc(points: list[list[float]]) -> Picture:
         axes.set_ylabel("true positive rate")
         return "On the public test set, over all thresholds. Dotted: chance."
 
-    return picture("ROC curve of the last model", draw)
+    return picture("ROC curve of the model", draw)
 
 
 def _calibration(rows: list[list[float]], classes: list[str]) -> Picture:
@@ -75,4 +75,4 @@ def _calibration(rows: list[list[float]], classes: list[str]) -> Picture:
             "probabilities are true."
         )
 
-    return picture("Calibration of the last model", draw)
+    return picture("Calibration of the model", draw)

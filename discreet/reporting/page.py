@@ -110,22 +110,29 @@ def _title(records: Sequence[RunRecord]) -> str:
 
 def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
     number = len(records)
+    if number == 1:
+        of_all = "this run"
+    else:
+        of_all = f"{{}} of {number} runs"
     if seeded := sum(record.config.seed is not None for record in records):
         yield (
-            f"The noise of {seeded} of {number} runs was drawn from a seed and can be drawn "
+            f"The noise of {of_all.format(seeded)} was drawn from a seed and can be drawn "
             "again: it protects nobody, whatever epsilon says. Epsilon is what the same run "
             "would cost with secure randomness."
         )
     if bare := sum(not any(each.enabled for each in record.guarantees) for record in records):
-        yield f"{bare} of {number} runs have no guarantee at all: they are not private."
+        verb, not_private = ("has", "it is") if bare == 1 else ("have", "they are")
+        said = f"{of_all.format(bare)} {verb} no guarantee at all: {not_private} not private."
+        yield said[0].upper() + said[1:]
     if running := sum(record.privacy is None for record in records):
-        yield f"{running} of {number} runs had not ended when this was written."
+        said = f"{of_all.format(running)} had not ended when this was written."
+        yield said[0].upper() + said[1:]
     if number == 1:
         yield from _about_the_model(records[0])
     elif weak := [record.name for record in records if record.no_better]:
         yield (
-            f"{len(weak)} of {number} models do not beat a constant guess on the public test set: "
-            f"{', '.join(weak)}."
+            f"{len(weak)} of {number} models {'does' if len(weak) == 1 else 'do'} not beat a "
+            f"constant guess on the public test set: {', '.join(weak)}."
         )
 
 
@@ -134,8 +141,9 @@ def _about_the_model(record: RunRecord) -> Iterator[str]:
         yield f"The model: {record.no_better}."
     if record.is_best_round:
         yield (
-            f"The model is that of round {record.model_round}, the best of {len(record.rounds)} on "
-            "the public test set, which flatters its scores there; the choice costs no epsilon."
+            f"The model is that of round {record.model_round}, which has the lowest loss of "
+            f"{len(record.rounds)} on the public test set. This flatters its scores there; the "
+            "choice costs no epsilon."
         )
     shapes = (record.shapes or {"shapes": []})["shapes"]
     moved = " ".join(filter(None, map(moved_words, shapes)))
@@ -173,9 +181,10 @@ def _cards(records: Sequence[RunRecord]) -> Iterator[dict[str, object]]:
         ]
         facts += zip(("protects", "adjacency", "trusted"), words, strict=False)
         mechanisms = list(dict.fromkeys(each.mechanism for each, _ in pairs))
+        gaps = [gap for each, _ in pairs for gap in each.not_covered]
         folded = [
             ("mechanism", "; or ".join(mechanisms)),
-            ("not covered", "; ".join(pairs[0][0].not_covered)),
+            ("not covered", "; ".join(dict.fromkeys(gaps))),
         ]
         yield {"title": f"{name}-level{some}", "facts": facts, "more": folded}
 

@@ -21,10 +21,7 @@ FURTHER = {BALANCED: "Balanced accuracy", AUC: "AUC"}
 WIDE = 10.0  # ratio of largest to smallest clip norm from which their axis is logarithmic
 
 _LINE = {"color": INK, "linewidth": 0.9}
-_MEANS = (
-    "Lines are means over runs that differ only in their seed; bars are one standard "
-    "deviation to either side."
-)
+_MEANS = "Lines are means over runs that differ only in their seed, engine, account or operations."
 _RATED = (
     "Bars are one standard error of what clients said, by the noise and the chance of who "
     "was asked."
@@ -34,6 +31,7 @@ _CLIPPING = (
     "is the target "
     "quantile (dotted)."
 )
+_SPREAD = "Bars are one standard deviation of a setting's runs to either side."
 _FRONTIER = (
     "Each point is what a setting spent and the mean {score} of its models. Ringed and joined: "
     "the settings that no "
@@ -116,7 +114,7 @@ def _losses(groups: Sequence[Group]) -> Iterator[Picture]:
 
     def draw(axes: Any) -> str:
         _draw_groups(axes, shown, "loss")
-        axes.set_ylabel("loss, public test set")
+        axes.set_ylabel(f"loss, {_raters(shown)}")
         _count_rounds(axes)
         return _draw_constant(axes, shown, "loss", "what a constant guess has")
 
@@ -125,9 +123,12 @@ def _losses(groups: Sequence[Group]) -> Iterator[Picture]:
 
 
 def _draw_constant(axes: Any, groups: Sequence[Group], key: str, words: str) -> str:
-    """Draws a dotted line at the value of a constant guess, and returns the note on it; empty if
-    runs know none, or several."""
-    values = {(record.constant or {}).get(key) for group in groups for record in group.records}
+    """Draws a dotted line at the value of a constant guess on the public test set, and returns the
+    note on it; empty if runs know none, or several, or if clients rated one."""
+    records = [record for group in groups for record in group.records]
+    if any(record.is_rated for record in records):
+        return ""
+    values = {(record.constant or {}).get(key) for record in records}
     if len(values) != 1 or (value := values.pop()) is None:
         return ""
     axes.axhline(value, **_LINE, linestyle="dotted")
@@ -136,37 +137,50 @@ def _draw_constant(axes: Any, groups: Sequence[Group], key: str, words: str) -> 
 
 def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
     word = score_word(records)
-    rated = {record.is_rated for record in records}
 
     def draw(axes: Any) -> str:
         _draw_groups(axes, groups, SCORE)
-        if True in rated:  # error bars of one standard error on each federated score
-            points = [
-                (at, each)
-                for at, each in groups[0].records[0].ratings
-                if each.name == word and each.known
-            ]
-            errors = [each.error for _, each in points]
-            rounds = [at for at, _ in points]
-            values = [each.value for _, each in points]
-            axes.errorbar(rounds, values, yerr=errors, color=SERIES[0], alpha=0.5, fmt="none")
-        by = "public test set"
-        if len(rated) > 1:
-            by = "test set or clients"
-        elif True in rated:
-            by = "by clients"
-        axes.set_ylabel(f"{word}, {by}")
+        notes = [_draw_errors(axes, groups)]
+        axes.set_ylabel(f"{word}, {_raters(groups)}")
         _count_rounds(axes)
-        notes = [_RATED] * (True in rated) + [_MEANS] * any(
-            len(group.records) > 1 for group in groups
-        )
+        if any(len(group.records) > 1 for group in groups):
+            notes.append(_MEANS)
         if word == "accuracy":
             notes.append(
                 _draw_constant(axes, groups, "share", "the share of the most frequent class")
             )
-        return " ".join(notes)
+        return " ".join(filter(None, notes))
 
     return picture(f"{word.capitalize()} after each round", draw)
+
+
+def _raters(groups: Sequence[Group]) -> str:
+    """The words for who rated the models."""
+    rated = {record.is_rated for group in groups for record in group.records}
+    if len(rated) > 1:
+        return "test set or clients"
+    if True in rated:
+        return "by clients"
+    return "public test set"
+
+
+def _draw_errors(axes: Any, groups: Sequence[Group]) -> str:
+    """Draws a bar of one standard error at each score that clients gave a single run, and returns
+    the note on them; empty if there are none."""
+    note = ""
+    for number, group in enumerate(groups):
+        record = group.records[0]
+        points = [
+            (at, each.value, each.error)
+            for at, each in record.ratings
+            if each.name == record.score_name and each.known
+        ]
+        if points and len(group.records) == 1:
+            rounds, values, errors = zip(*points, strict=True)
+            colour = SERIES[number] if number < len(SERIES) else MUTED
+            axes.errorbar(rounds, values, yerr=errors, color=colour, alpha=0.5, fmt="none")
+            note = _RATED
+    return note
 
 
 def _epsilon(groups: Sequence[Group], records: Sequence[RunRecord], guarantee: str) -> Picture:
@@ -207,18 +221,28 @@ def _trade_off(groups: Sequence[Group], guarantee: str) -> Picture:
                 0,
                 groups[0].label,
             )
-            return "One run, round by round: what more rounds bring, and what they cost."
+            return "One setting, round by round: what more rounds bring, and what they cost."
         for number, (group, point) in enumerate(zip(groups, points, strict=True)):
             if math.isfinite(point[0]):
                 _draw(axes, [point], number, group.label, linestyle="none")
-            if math.isfinite(point[0]) and len(group.scores) > 1:
-                spread = statistics.stdev(group.scores)
-                axes.errorbar(*point, yerr=spread, **_LINE, capsize=3, fmt="none", zorder=3)
         ringed = {"marker": "o", "fillstyle": "none", "drawstyle": "steps-post"}
         axes.plot(*zip(*frontier(points), strict=True), **_LINE, **ringed)
-        return f"{_FRONTIER.format(score=score)} {_draw_baseline(axes, groups)}"
+        notes = [_FRONTIER.format(score=score), _draw_spread(axes, groups, points)]
+        return " ".join(filter(None, [*notes, _draw_baseline(axes, groups)]))
 
     return picture(f"{score.capitalize()} against epsilon: {guarantee}-level", draw)
+
+
+def _draw_spread(axes: Any, groups: Sequence[Group], points: Sequence[tuple[float, float]]) -> str:
+    """Draws a bar at each point of a setting with several scores, and returns the note on them;
+    empty if there are none."""
+    note = ""
+    for group, point in zip(groups, points, strict=True):
+        if math.isfinite(point[0]) and len(group.scores) > 1:
+            spread = statistics.stdev(group.scores)
+            axes.errorbar(*point, yerr=spread, **_LINE, capsize=3, fmt="none", zorder=3)
+            note = _SPREAD
+    return note
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -31,13 +31,8 @@ from discreet.settings.settings import Settings, described, flat
 
 Pairs = list[tuple[float, float]]
 Row = dict[str, str]
-# Runs that differ only in these (output, random numbers, data paths) count as the same setting.
-NOT_TRIED = (
-    "seed",
-    "data.path",
-    "engine",
-    "privacy.user.account",
-)
+# Runs that differ only in these and in operations count as the same setting.
+NOT_TRIED = ("seed", "engine", "privacy.user.account")
 SCORE = "score"
 NOT_PRIVATE = "not private"
 SELECTION = "selection.json"  # in a run that `discreet tune` chose
@@ -65,8 +60,8 @@ class RunRecord:
       rounds: the rows of metrics.csv; empty only in the second list of `runs_and_spenders`.
       privacy: privacy.json, or None while the run continues.
       selection: selection.json if discreet tune chose the run, otherwise None.
-      constant, test_set: the results of a constant guess, and of the last model, on the public test
-        set (constant_guess.json, test_set.json); None if not known.
+      constant, test_set: the results of a constant guess, and of the model, on the public test set
+        (constant_guess.json, test_set.json); None if not known.
       shapes: shapes.json of a linear model of a table, otherwise None.
       scores: score_intervals.json, otherwise None.
     """
@@ -138,12 +133,17 @@ class RunRecord:
 
     @property
     def is_best_round(self) -> bool:
-        """True if the model is that of the best round on the public test set."""
-        return self.config.evaluation.keep == "best" and self.privacy is not None
+        """True if the model is that of the round with the lowest loss of several on the public test
+        set."""
+        ended = self.privacy is not None and self.model_round > 0
+        return self.config.evaluation.keep == "best" and ended and len(self.rounds) > 1
 
     @property
     def no_better(self) -> str | None:
-        """The warning about a model that does not beat a constant guess; None if it does."""
+        """The warning about a model that does not beat a constant guess; None if it does, and for
+        one that clients rated: their answers are noised, and about other data than the guess."""
+        if self.is_rated:
+            return None
         guess = None if self.constant is None else ConstantGuess(**self.constant)
         return last_warning(guess, [self._model_row])
 
@@ -294,7 +294,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs with the same settings, apart from their seed: repetitions of a run."""
+    """Runs with the same settings, apart from `NOT_TRIED` and operations: repetitions of a run."""
 
     label: str
     records: tuple[RunRecord, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from discreet.accounting.accounting import (
     PRIMIHUB_ORDERS,
@@ -19,8 +19,9 @@ from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import CLIENTS_LEDGER, DurableLedger, Release, by_data_owner
 from discreet.mechanisms.mechanism import SERVER, releases_of
 from discreet.mechanisms.mechanism_table import own_noise, server_mechanism
-from discreet.reporting.records import Pairs, RunRecord
-from discreet.settings.adjacency import EXAMPLE, GUARANTEES
+from discreet.reporting.records import Pairs, RunRecord, matters
+from discreet.settings.adjacency import GUARANTEES
+from discreet.settings.data import DataConfig
 
 MOST_POINTS = 16  # of a curve: computing each point takes time
 PURE = "pure (delta = 0)"
@@ -36,16 +37,9 @@ ACCOUNTANTS: dict[str, Callable[[Entries, float], float]] = {
     PURE: lambda entries, delta: pure_epsilon(entries),
 }
 
-# Settings that must be equal for a data owner to hold the same data in two runs.
-SAME_DATA = (
-    "name",
-    "path",
-    "num_clients",
-    "partition",
-    "alpha",
-    "partition_seed",
-    "examples_per_client",
-)
+# The settings of the data that may differ while each data owner holds the same data.
+NOT_DEALT = ("public_num_examples", "normalise", "agreed")
+DEALT = [each.name for each in fields(DataConfig) if each.name not in NOT_DEALT]
 
 
 def spent_by_data_owner(record: RunRecord, guarantee: str) -> dict[str, Entries]:
@@ -169,19 +163,13 @@ def _choice_cost(records: Sequence[RunRecord], others: Sequence[RunRecord], guar
     paying = [*finished, *others]
     delta = max(record.config.privacy.delta for record in paying)
     spent = [spent_by_data_owner(record, guarantee) for record in paying]
-    dealt = {
-        tuple(repr(record.settings.get(f"data.{name}")) for name in SAME_DATA) for record in records
-    }
-    together = "not stated"
     one = "one"
     if not all(spent):
+        together = "not stated"
         why = "the clients keep their ledgers themselves"
-    elif len(dealt) > 1:
-        why = "the runs deal the data differently, so that a client is not the same in all of them"
-    elif len({record.config.sampling.kind == "fixed" for record in paying}) > 1:
-        why = "the runs have different adjacencies"
-    elif guarantee == EXAMPLE and len({each.config.privacy.example.unit for each in paying}) > 1:
-        why = "the runs protect different units, rows and owners"
+    elif differ := _difference([*records, *others], paying, guarantee):
+        together = "not stated"
+        why = differ
     elif without := len(records) - len(finished):
         together = "inf"
         one = "the most expensive of the others"
@@ -190,21 +178,49 @@ def _choice_cost(records: Sequence[RunRecord], others: Sequence[RunRecord], guar
             "clients"
         )
     else:
-        data_owners = set[str]().union(*spent)
-        summed = (
-            tuple(entry for run in spent for entry in run.get(data_owner, ()))
-            for data_owner in data_owners
-        )
-        together = f"{_largest(summed, delta):.4g}"
+        together = f"{_largest(_added_up(spent), delta):.4g}"
         why = "the runs add up"
     costliest = _largest((entries for run in spent for entries in run.values()), delta)
-    runs = f"{len(records)} runs"
+    if len(records) > 1:
+        runs = f"all {len(records)} runs"
+    else:
+        runs = "the run"
     if others:
         runs += f" and {len(others)} without a round"
     return (
-        f"{guarantee}-level, choosing the best: epsilon {together} for all {runs}, "
+        f"{guarantee}-level, choosing the best: epsilon {together} for {runs}, "
         f"{costliest:.4g} for {one} (rdp, delta {delta:g}); {why}"
     )
+
+
+def _difference(
+    records: Sequence[RunRecord], paying: Sequence[RunRecord], guarantee: str
+) -> str | None:
+    """The reason why the spending of `paying` does not add up; None if it does. `records`: these
+    and the runs without the guarantee."""
+    if len({_dealing(record) for record in records}) > 1:
+        return "the runs deal the data differently, so that a client is not the same in all of them"
+    said = [record.guarantees[GUARANTEES.index(guarantee)] for record in paying]
+    if len(units := dict.fromkeys(each.unit for each in said)) > 1:
+        return f"the runs protect different units: {'; or '.join(units)}"
+    if len(neighbours := dict.fromkeys(each.adjacency for each in said)) > 1:
+        return f"the runs have different adjacencies: {'; or '.join(neighbours)}"
+    return None
+
+
+def _dealing(record: RunRecord) -> tuple[str, ...]:
+    """The settings that decide which data each data owner holds."""
+    return tuple(
+        repr(getattr(record.config.data, name)) for name in DEALT if matters(record, f"data.{name}")
+    )
+
+
+def _added_up(spent: Sequence[Spent]) -> Iterator[Entries]:
+    """The spending of each data owner over all runs. What a server charges, under the name "", is
+    spent by all of them."""
+    for data_owner in set[str]().union(*spent):
+        names = dict.fromkeys((data_owner, ""))
+        yield tuple(entry for run in spent for name in names for entry in run.get(name, ()))
 
 
 def _largest(spent: Iterable[Entries], delta: float) -> float:

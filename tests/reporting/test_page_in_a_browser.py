@@ -90,9 +90,9 @@ def test_loss_auc_and_the_majority_share_are_drawn(page: Path) -> None:
     text = page.read_text()
     titles = ["Accuracy after each round", "AUC after each round", "Loss after each round"]
     single = [
-        "Confusion matrix of the last model",
-        "ROC curve of the last model",
-        "Calibration of the last model",
+        "Confusion matrix of the model",
+        "ROC curve of the model",
+        "Calibration of the model",
     ]
     assert all(title in text for title in titles)
     assert all((title in text) == ("<title>9 runs" not in text) for title in single)

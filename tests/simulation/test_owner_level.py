@@ -121,7 +121,7 @@ def test_a_run_of_rows_and_one_of_owners_do_not_add_up(
     simulate(*settings(table, "privacy.example.unit=row", f"output_dir={tmp_path / 'rows'}"))
     (said,) = choice_costs(read_runs([run, tmp_path / "rows"]))
     assert "epsilon not stated for all 2 runs" in said
-    assert "different units, rows and owners" in said
+    assert "different units: one owner of one client, with all its rows; or one example of" in said
 
 
 def test_an_engine_that_does_not_know_owners_is_refused_by_name(table: Path) -> None:
