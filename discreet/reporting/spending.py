@@ -181,11 +181,14 @@ def _choice_cost(records: Sequence[RunRecord], others: Sequence[RunRecord], guar
         together = f"{_largest(_added_up(spent), delta):.4g}"
         why = "the runs add up"
     costliest = _largest((entries for run in spent for entries in run.values()), delta)
-    runs = f"{len(records)} run{'s' if len(records) > 1 else ''}"
+    if len(records) > 1:
+        runs = f"all {len(records)} runs"
+    else:
+        runs = "the run"
     if others:
         runs += f" and {len(others)} without a round"
     return (
-        f"{guarantee}-level, choosing the best: epsilon {together} for all {runs}, "
+        f"{guarantee}-level, choosing the best: epsilon {together} for {runs}, "
         f"{costliest:.4g} for {one} (rdp, delta {delta:g}); {why}"
     )
 

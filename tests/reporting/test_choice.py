@@ -88,7 +88,7 @@ def test_a_run_without_a_round_is_compared_too(clients: int, tmp_path: Path) -> 
     killed = made(tmp_path / "killed", "user", NOISE, f"data.num_clients={clients}")
     killed.metrics_path.unlink()
     said = said_of(tmp_path, "user")
-    assert "for all 1 run and 1 without a round" in said
+    assert "for the run and 1 without a round" in said
     assert ("epsilon not stated" in said) == (DEALT in said) == (clients == 300)
 
 
