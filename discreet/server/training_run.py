@@ -138,7 +138,8 @@ class TrainingRun:
                     state = self._rate_if_due(state, is_last=False)
         outcome = self._chosen(outcome)
         rated = [row for row in self.rows if row["round"] <= outcome.model.round]
-        if note := last_warning(self.plan.constant, rated):
+        by_clients = self.plan.run.evaluation.private  # about other data than the guess, and noised
+        if not by_clients and (note := last_warning(self.plan.constant, rated)):
             logger.warning("%s", note)
         return replace(outcome, checkpoint=self._rate_if_due(outcome.checkpoint, is_last=True))
 

@@ -176,6 +176,22 @@ def test_a_rated_run_that_was_killed_before_its_first_checkpoint_goes_on(tmp_pat
     assert all(row["accuracy_error"] for row in rows)
 
 
+def test_answers_of_clients_in_a_resumed_run_are_not_held_against_the_test_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [*SMALL, *RATED, "evaluation.metrics=[accuracy,loss]", f"output_dir={tmp_path / 'run'}"]
+    simulate(*load_asked(words))
+    folder = RunFolder(tmp_path / "run")
+    answered = {"accuracy": 0.01, "loss": 9.0}
+    folder.replace_metrics([row | answered for row in folder.read_metrics()])
+    caplog.clear()
+    with caplog.at_level("INFO", "discreet"):
+        simulate(*load_asked([*words, "resume=true"]))
+    assert "on the test set a constant guess has" in caplog.text
+    assert "loss 9.000 is above" not in caplog.text
+    assert "is not above the share" not in caplog.text
+
+
 LOCAL = ("privacy.user.enabled=false", "privacy.local.kind=gaussian", "server.learning_rate=0.01")
 
 
