@@ -314,6 +314,8 @@ def _epsilons(
 def _floating_point(
     mechanism: Mechanism, plan: Plan, ledger: DurableLedger, checkpoint: State
 ) -> dict[str, str | float]:
+    if not plan.noised(mechanism.guarantee):
+        return {"noise": "none", "delta_slack": 0.0}
     if SERVER in mechanism.charged_at and plan.run.masked:
         return {"noise": "discrete", "delta_slack": 0.0}  # whole numbers, and exact draws
     rated = sum(plan.run.evaluation.ratings(checkpoint.round))
@@ -337,8 +339,6 @@ def _floating_point(
         releases = checkpoint.round + rated
     slack = releases * expected.slack(values, LARGEST_SCALE)
     stated = _epsilons(mechanism, plan, ledger, checkpoint).values()
-    if not any(map(math.isfinite, stated)):
-        return {"noise": "none", "delta_slack": 0.0}
     # The slack grows with epsilon: this one is enough for every stated epsilon, including the pure
     # one of Laplace noise.
     epsilon = max((value for value in stated if math.isfinite(value)), default=math.inf)
