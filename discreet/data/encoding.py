@@ -84,7 +84,7 @@ def encoded_columns(
     for first, second in pairs:
         one = parts[first][:, : widths[first], None]
         other = parts[second][:, None, : widths[second]]
-        crossed.append((one * other).reshape(len(one), one.shape[1] * other.shape[2]))
+        crossed.append((one * other).reshape(len(one), widths[first] * widths[second]))
     return np.concatenate([*parts.values(), *crossed], axis=1)
 
 

@@ -57,7 +57,7 @@ def _read_rows(path: Path, form: str, text: str | None) -> Any:
         table = parquet.read_table(path)
     else:
         _check_depth(path)
-        known = pyarrow.schema([(text, pyarrow.string())] if text is not None else [])
+        known = pyarrow.schema([(text, pyarrow.string())] if text else [])
         options = rows.ParseOptions(explicit_schema=known)
         table = rows.read_json(path, parse_options=options)
     table.validate(full=True)  # otherwise a text that is not UTF-8 fails where it is read

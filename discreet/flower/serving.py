@@ -24,6 +24,7 @@ from torch import Tensor
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.masked_transport import members_of, transport_of
 from discreet.flower.round_messages import Messages, RoundMessages
+from discreet.flower.simulated_nodes import set_up_simulation
 from discreet.ledger.durable_ledger import LedgerError
 from discreet.logs import log_to
 from discreet.models.models import frozen_digest
@@ -48,7 +49,6 @@ from discreet.protocol.messages import (
     request_items,
 )
 from discreet.protocol.run_end import end_run
-from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.query import query_of
 from discreet.run_files.call import Call
 from discreet.run_files.resuming import asked_settings

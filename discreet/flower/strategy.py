@@ -26,6 +26,7 @@ from discreet.dpsgd.loop_plan import check_search
 from discreet.flower.array_layout import ArrayLayout, FlowerMessages, TrainConfig, layout_of
 from discreet.flower.grid_transport import GridTransport
 from discreet.flower.masked_transport import MaskedTransport, members_of, transport_of
+from discreet.flower.simulated_nodes import set_up_simulation
 from discreet.flower.strategy_settings import (
     ARGUMENTS,
     EVALUATED,
@@ -42,7 +43,6 @@ from discreet.planning.plan import Plan, check_cost, resolve_noise
 from discreet.planning.server_optimizer import ServerOptimizer
 from discreet.planning.state import Outcome
 from discreet.protocol.messages import VirtualClient
-from discreet.protocol.simulated import set_up_simulation
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.queries.metrics import metric_blocks
 from discreet.queries.query import Query

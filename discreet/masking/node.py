@@ -114,9 +114,7 @@ class MaskingNode:
 
     def _state(self) -> NodeState:
         saved = self.store.load(self.terms.run)
-        if saved is None:
-            return NodeState()
-        return read_state(saved)
+        return read_state(saved) if saved is not None else NodeState()
 
     def _save(self, state: NodeState) -> None:
         """Saves the state before a reply leaves, so that it is never given twice."""

@@ -135,7 +135,7 @@ class Client:
         For the rest, arguments and errors as `answer`.
         """
         admitted = self._admitted(work, params)
-        if begin is not None:
+        if begin:
             begin()
         values = self._values(work, params, admitted)
         return noised_vector(sums, values, work.request, self.source)

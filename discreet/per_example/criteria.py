@@ -29,7 +29,7 @@ _BY_EXAMPLE = (nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMar
 
 def check_trains_nothing(loss: nn.Module, model: nn.Module) -> None:
     """Raises ValueError for a loss with trainable parameters that are not the model's."""
-    own = {id(value) for value in model.parameters()}
+    own = {*map(id, model.parameters())}
     if any(value.requires_grad and id(value) not in own for value in loss.parameters()):
         raise ValueError(
             "loss: it has trainable parameters, which no step would change: move them into the "

@@ -20,7 +20,7 @@ LARGEST_EXACT = 2.0**53  # beyond, float64 has no room for every whole number
 
 
 SPELLINGS = "case, form, dashes, quotes, leading zeros, a trailing .0 or what is not seen"
-# Beside those of Unicode's categories Cc and Cf. U+2800 is a blank of Braille.
+# Beside those that can't be printed. U+2800 is a blank of Braille.
 NOT_SEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\ufe00-\ufe0f\U000e0100-\U000e01ef]"
 )
@@ -80,16 +80,13 @@ def folded_key(key: str) -> str:
 
 def _as_one_sees_it(each: str) -> str:
     """A character without its variants; nothing for one that is not seen."""
-    kind = unicodedata.category(each)
-    if kind == "Pd" or each in DASHES:
+    if not (each.isprintable() or each.isspace()):
+        return ""
+    if unicodedata.category(each) == "Pd" or each in DASHES:
         return "-"
     if each in QUOTES:
         return "'"
-    if kind == "Nd":
-        return str(unicodedata.decimal(each))
-    if kind == "Cf" or (kind == "Cc" and not each.isspace()):
-        return ""
-    return each
+    return str(unicodedata.decimal(each, each))
 
 
 def person_keys(cells: Iterable[object], ids: str | None = None, *, choice: str = KEY) -> list[str]:

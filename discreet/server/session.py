@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 import discreet
@@ -45,12 +46,14 @@ from discreet.server.rising import rising_shapes
 from discreet.server.run_context import RunContext, announce, close_run, open_run, say_how_it_ended
 from discreet.server.training_run import OnRound, TrainingRun
 from discreet.server.transport import Transport
-from discreet.settings.data import own_metrics
+from discreet.settings.adjacency import USER
+from discreet.settings.client_settings import ClientSettings
+from discreet.settings.data import SITE, own_metrics
 from discreet.settings.privacy import PrivacyConfig
 from discreet.settings.rules import settings_json
 from discreet.settings.settings import Settings
 from discreet.training.losses import rating_loss_of
-from discreet.training.units import warning_of_clients, warning_of_rows
+from discreet.training.units import warning_of_rows
 
 logger = logging.getLogger("discreet")
 
@@ -122,11 +125,7 @@ def open_session(
         seed = secrets.randbits(31)
     model = model_for(plan.model, task.shape, seed=seed)
     if simulated:
-        owner = None if task.description is None else task.description.owner
-        for said in (
-            warning_of_rows(plan.run, task.train),
-            warning_of_clients(plan.run, task.train, owner),
-        ):
+        for said in (warning_of_rows(plan.run, task.train), warning_of_clients(plan.run, task)):
             if said:
                 logger.warning("%s", said)
     params = flatten_parameters(model)
@@ -138,6 +137,23 @@ def open_session(
     else:
         announce(context)
     return Session(context, task, model)
+
+
+def warning_of_clients(run: ClientSettings, task: Task) -> str:
+    """A warning for a simulation at user level that deals the rows of an owner to several clients;
+    else ""."""
+    owner = None if task.description is None else task.description.owner
+    owners = task.owners
+    dealt = run.data.partition not in ("natural", "owners", SITE)
+    if owner is None or owners is None or not run.gives(USER) or not dealt:
+        return ""
+    if not (torch.bincount(owners) > 1).any():
+        return ""
+    return (
+        f"privacy.user protects a client, and data.partition={run.data.partition} deals the rows "
+        f"of one {owner} to several: with data.partition=natural each {owner} is a client, with "
+        "owners at one client"
+    )
 
 
 def normalised(session: Session, answers: Callable[[], Replies]) -> Session:

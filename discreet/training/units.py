@@ -16,9 +16,8 @@ from discreet.per_example.per_example import clipped_gradient_sum, clipped_sum_b
 from discreet.privacy.owner_rows import OwnerRows, owner_rows
 from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
-from discreet.settings.adjacency import EXAMPLE, USER
+from discreet.settings.adjacency import EXAMPLE
 from discreet.settings.client_settings import ClientSettings
-from discreet.settings.data import SITE
 
 
 class Held(Protocol):
@@ -105,21 +104,6 @@ def warning_of_rows(run: ClientSettings, examples: Examples) -> str:
         f"privacy.example protects single rows, and {several} of {int((counts > 0).sum())} owners "
         f"have several, up to {int(counts.max())}: privacy.example.unit=owner protects an owner "
         "with all its rows"
-    )
-
-
-def warning_of_clients(run: ClientSettings, examples: Examples, owner: str | None) -> str:
-    """A warning for a simulation at user level that deals the rows of an owner to several clients;
-    else "". `owner`: the column of the owners; None: whom they are is not known."""
-    dealt = run.data.partition not in ("natural", "owners", SITE)
-    if owner is None or examples.owners is None or not run.gives(USER) or not dealt:
-        return ""
-    if not (torch.bincount(examples.owners) > 1).any():
-        return ""
-    return (
-        f"privacy.user protects a client, and data.partition={run.data.partition} deals the rows "
-        f"of one {owner} to several: with data.partition=natural each {owner} is a client, with "
-        "owners at one client"
     )
 
 

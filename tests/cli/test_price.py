@@ -116,7 +116,7 @@ def test_a_baseline_trains_the_same_clients_and_is_marked_as_not_private(
     assert not plain.privacy.user.enabled
     assert report([str(tmp_path / "run"), str(tmp_path / "run-baseline")]) == 0
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "1 of 2 runs have no guarantee" in page
+    assert "1 of 2 runs has no guarantee" in page
     assert "not private: user.enabled false" in page
 
 

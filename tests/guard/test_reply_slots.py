@@ -179,7 +179,7 @@ def test_a_masked_vector_that_is_settled_too_late_is_noise_alone(
     vectors = []
 
     def masking(content: RecordDict, config: object, **how: Any) -> RecordDict:
-        vectors.append(how["work"]().vector())
+        vectors.append(how["work"]().vector(lambda: None))
         return RecordDict()
 
     silent = patch.object(SecureSum, "noise", lambda self, source: torch.zeros(self.length).long())

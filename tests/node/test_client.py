@@ -20,6 +20,7 @@ from client_app.client_app import app
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import poisson_round_event
 from discreet.flower.serving import decode_reply, encode_request, parameters_record
+from discreet.flower.simulated_nodes import leave_ticket
 from discreet.ledger.charges import LedgerError
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.models.models import build_model
@@ -40,7 +41,6 @@ from discreet.protocol.messages import (
     VirtualClient,
     request_items,
 )
-from discreet.protocol.simulated import leave_ticket
 from discreet.settings.settings import Settings, client_settings
 from discreet.training.local_training import LocalSettings, local_update
 from tests.node.clients import (

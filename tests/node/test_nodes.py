@@ -16,11 +16,11 @@ from pyarrow import parquet
 
 from discreet.data.folder import main, node_table
 from discreet.data.targets import FolderError
+from discreet.flower.simulated_nodes import leave_ticket
 from discreet.node.account import Refused
 from discreet.node.nodes import client_of, node_client, node_examples, share_of, virtual_client
 from discreet.node.work import work_of
 from discreet.protocol.messages import Assignment, TrainRequest, VirtualClient
-from discreet.protocol.simulated import leave_ticket
 from discreet.run_files.compose import load_config
 from discreet.settings.settings import Settings
 from tests.node.clients import OFF, config, request

@@ -372,7 +372,7 @@ def test_a_ledger_that_can_not_be_made_leaves_no_file(
     elif place == "the folder":
         monkeypatch.setattr(durable_ledger, "flush_to_disk", no_room)
     else:
-        monkeypatch.setattr(DurableLedger, "facts", lambda _: no_room())
+        monkeypatch.setattr(DurableLedger, "_settings", lambda _: no_room())
     with pytest.raises((LedgerError, OSError)):
         DurableLedger.create(folder / "ledger.db")
     assert list(folder.iterdir()) == []
