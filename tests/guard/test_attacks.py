@@ -299,7 +299,9 @@ def moved_by_the_target(enclosed: Enclosed) -> Iterator[float]:
     her is the same each time; in a shared one all that others do moves it, too."""
     target = patient_of_the_first_block(enclosed)
     alone = sum_of_two(enclosed, "nobody")
-    for _ in range(3):
+    # Under load an attack in a shared kernel is often too slow.
+    times = 3 if enclosed.enclosure == "kernel" else 20
+    for _ in range(times):
         yield abs(sum_of_two(enclosed, target) - alone)
         if enclosed.enclosure != "kernel":
             alone = sum_of_two(enclosed, "nobody")

@@ -96,6 +96,8 @@ def test_scikit_learn_gives_the_numbers_of_the_run_without_discreet(
 
 def test_no_exported_file_names_a_place_of_this_machine(project: Path, exported: Path) -> None:
     for path in filter(Path.is_file, exported.rglob("*")):
+        if path.suffix == ".pyc":  # of whoever has imported the folder
+            continue
         content = path.read_bytes()
         for place in (Path(torch.__file__).parent, Path(discreet.__file__).parent, project):
             assert str(place).encode() not in content, path
