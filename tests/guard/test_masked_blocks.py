@@ -159,7 +159,7 @@ def test_updates_that_nothing_clips_are_refused_before_they_are_charged(tmp_path
     given = asked(clip_norm=math.inf)
 
     def masking(content: RecordDict, config: object, *, work: Any, guarded: bool) -> RecordDict:
-        work().vector()
+        work().vector(lambda: None)
         return RecordDict()
 
     with (
