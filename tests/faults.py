@@ -570,7 +570,7 @@ BY_TEST = {
     ),
     "node/test_admission.py::test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_no_more": Fault(
         "a shared step of a client with any number of batches is put on the grid",
-        "privacy.secure_grid:MOST_GRADIENTS",
+        "training.shared_step:MOST_GRADIENTS",
         lambda _: 2**30,
     ),
     "models/test_fixed_part.py::test_an_example_moves_no_features_of_another": Fault(
