@@ -382,7 +382,7 @@ BY_TEST = {
     ),
     "node/test_kinds_of_reply.py::test_an_app_that_fails_behind_the_masked_mod_gives_a_vector_and_is_charged": Fault(
         "an app that fails behind the masked mod is an error",
-        "flower.secure_sum_mod:read_from",
+        "flower.app_behind:read_from",
         lambda _: lambda app, message, context, read: read(app(message, context).content),
     ),
     "flower/test_local_dp_mod.py::test_a_reply_of_the_same_kind_leaves_whatever_the_app_does": Fault(

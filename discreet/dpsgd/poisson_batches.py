@@ -230,7 +230,7 @@ class PoissonBatches(Private):
     def _positions(self, step: int) -> Sequence[int]:
         """The draw of a step: positions of examples, or numbers of owners."""
         if step not in self.drawn:
-            count = len(self.examples)
+            count = len(self.examples)  # refuses a number that has changed, for owners too
             if self.owners is not None:
                 count = len(self.owners)
             self.drawn[step] = step_batch(self.source, step, count, probability=self.probability)

@@ -3,9 +3,8 @@ the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from discreet.node.time_limit import done_on_data
 
 App = Callable[[Message, Context], Message]
 T = TypeVar("T")
+N = TypeVar("N")
 
 
 def read_from(
@@ -27,11 +27,16 @@ def read_from(
     return done_on_data(lambda: read(app(given, context).content))
 
 
-@contextmanager
-def begun_thread() -> Iterator[ThreadPoolExecutor]:
-    """A thread that begins before the app and works after it, whatever default device and modes of
-    PyTorch, traces and sizes of stacks the app has left: they belong to its thread, or to those
-    that begin later. What works there names its types of floats."""
+def noised_from(
+    app: App,
+    message: Message,
+    context: Context,
+    read: Callable[[RecordDict], T],
+    noised: Callable[[T | None], N],
+) -> N:
+    """`noised` of what `read_from` gives, whatever default device and modes of PyTorch, traces and
+    sizes of stacks the app has left: they belong to its thread, or to those that begin later, and
+    `noised` has one that began before. It names its types of floats."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(bool).result()
-        yield thread
+        return thread.submit(noised, read_from(app, message, context, read)).result()

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
-from discreet.flower.app_behind import App, begun_thread, read_from
+from discreet.flower.app_behind import App, noised_from
 from discreet.flower.array_layout import ROUND, ArrayLayout, layout_of, only_arrays
 from discreet.ledger.durable_ledger import Charge, DurableLedger
 from discreet.mechanisms.client_noise import LocalPrivacy, release_update
@@ -136,9 +136,8 @@ class _LocalDp:
             metrics = MetricRecord({EXAMPLES: 1, **self._metrics(places)})
             return RecordDict({key: layout.record(before + released), METRICS: metrics})
 
-        with begun_thread() as thread:
-            changed = read_from(call_next, message, context, partial(self._read, layout, before))
-            return thread.submit(noised, changed).result()
+        read = partial(self._read, layout, before)
+        return noised_from(call_next, message, context, read, noised)
 
     def _read(
         self, layout: ArrayLayout, before: Tensor, content: RecordDict

@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from discreet.flower.app_behind import App, begun_thread, read_from
+from discreet.flower.app_behind import App, noised_from
 from discreet.flower.array_layout import ArrayLayout, layout_of, only_arrays
 from discreet.flower.tested_flower import MOD_PLACES, refusal
 from discreet.masking.node import Release
@@ -104,9 +104,8 @@ def _read_work(
             values = ExactReply(updates[0], bool(below[0]))
             return noised_vector(sums, values, request, secure_source())
 
-        with begun_thread() as thread:
-            changed = read_from(call_next, message, context, partial(_difference, layout, params))
-            return thread.submit(noised, changed).result()
+        read = partial(_difference, layout, params)
+        return noised_from(call_next, message, context, read, noised)
 
     return MaskedWork(asked, accounts, policy, data_owner, work)
 
