@@ -13,7 +13,7 @@ from discreet.ledger.budget import ServerBudget
 from discreet.mechanisms import mechanism_table as table
 from discreet.mechanisms.mechanism import SERVER, Mechanism, Statement, releases_of, stated
 from discreet.planning.server_optimizer import ServerOptimizer, server_optimizer
-from discreet.settings.adjacency import USER
+from discreet.settings.adjacency import GUARANTEES, USER
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.clip_choice import ClipConfig
 from discreet.settings.data import DataConfig
@@ -242,6 +242,11 @@ class Plan:
     def noised(self, guarantee: str) -> bool:
         """True if an enabled guarantee has noise."""
         return self.run.gives(guarantee) and self.run.configured_noise_multiplier(guarantee) != 0
+
+    @property
+    def is_private(self) -> bool:
+        """True if a guarantee of the run has noise."""
+        return any(map(self.noised, GUARANTEES))
 
     @property
     def deciding(self) -> dict[str, object]:

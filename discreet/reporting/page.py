@@ -114,13 +114,14 @@ def _warnings(records: Sequence[RunRecord]) -> Iterator[str]:
         of_all = "this run"
     else:
         of_all = f"{{}} of {number} runs"
-    if seeded := sum(record.config.seed is not None for record in records):
+    private = [record for record in records if record.plan.is_private]
+    if seeded := sum(record.config.seed is not None for record in private):
         yield (
             f"The noise of {of_all.format(seeded)} was drawn from a seed and can be drawn "
             "again: it protects nobody, whatever epsilon says. Epsilon is what the same run "
             "would cost with secure randomness."
         )
-    if bare := sum(not any(each.enabled for each in record.guarantees) for record in records):
+    if bare := number - len(private):
         verb, not_private = ("has", "it is") if bare == 1 else ("have", "they are")
         said = f"{of_all.format(bare)} {verb} no guarantee at all: {not_private} not private."
         yield said[0].upper() + said[1:]

@@ -266,9 +266,7 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 def _draw_baseline(axes: Any, groups: Sequence[Group]) -> str:
     """Draws a dashed line at the best score without any guarantee, and returns the note on it;
     empty if there is no such group."""
-    plain = [
-        group for group in groups if not any(each.enabled for each in group.records[0].guarantees)
-    ]
+    plain = [group for group in groups if not group.records[0].plan.is_private]
     if not plain:
         return ""
     best = max(plain, key=lambda group: group.score)

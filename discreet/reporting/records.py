@@ -334,7 +334,7 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
         label = ", ".join(
             f"{name} {value}" for name, value in tried_values(record, tried).items() if value
         )
-        if any(each.enabled for each in record.guarantees):
+        if record.plan.is_private:
             mark = ""
         else:
             mark = f"{NOT_PRIVATE}: "
@@ -366,6 +366,12 @@ def _row(record: RunRecord, scores: Sequence[str], tried: Sequence[str]) -> Row:
     privacy = record.config.privacy
     rounds = record.rounds
     seed = record.config.seed
+    if not record.plan.is_private:
+        noise = "none"
+    elif seed is None:
+        noise = "secure"
+    else:
+        noise = f"seed {seed}"
     clip_norm = rounds[-1].get("clip_norm")
     if clip_norm == math.inf:  # the server clips nothing
         clip_norm = None
@@ -381,7 +387,7 @@ def _row(record: RunRecord, scores: Sequence[str], tried: Sequence[str]) -> Row:
         "clip norm": _number(clip_norm, ".4g"),
         "replies": f"{statistics.fmean(row.get('replies') or 0.0 for row in rounds):.1f}",
         "seconds": f"{sum(row.get('seconds') or 0.0 for row in rounds):.1f}",
-        "noise": "secure" if seed is None else f"seed {seed}",
+        "noise": noise,
     }
 
 

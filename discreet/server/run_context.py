@@ -36,7 +36,7 @@ from discreet.run_files.run_folder import (
 from discreet.run_files.run_ledgers import check_ledgers, create_ledgers, whole
 from discreet.run_files.whole_files import write_json
 from discreet.server.population_account import PopulationAccount
-from discreet.settings.adjacency import EXAMPLE, GUARANTEES, LOCAL
+from discreet.settings.adjacency import EXAMPLE, LOCAL
 from discreet.settings.client_settings import ClientSettings
 
 logger = logging.getLogger("discreet")
@@ -244,7 +244,7 @@ def privacy_facts(plan: Plan, ledger: DurableLedger, outcome: Outcome) -> dict[s
         "delta": plan.run.delta,
         "accountant": plan.run.accountant,
         "seed": plan.seed,
-        "protects_nobody": plan.seed is not None or not any(map(plan.noised, GUARANTEES)),
+        "protects_nobody": plan.seed is not None or not plan.is_private,
         "ledger_head": ledger.position().head,
         "clients_head": _clients_head(ledger),
         "account": None if ledger.account is None else ledger.account.facts(),

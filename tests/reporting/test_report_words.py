@@ -142,7 +142,7 @@ def test_one_run_is_spoken_of_as_one(tmp_path: Path) -> None:
     make_run(tmp_path / "0", *off, ended=False)
     page = page_of(tmp_path)
     assert "1 of 1" not in page
-    assert "The noise of this run was drawn from a seed" in page
+    assert "drawn from a seed" not in page  # it has no noise
     assert "This run has no guarantee at all: it is not private." in page
     assert "This run had not ended when this was written." in page
     make_run(tmp_path / "1", NOISE)
@@ -151,3 +151,11 @@ def test_one_run_is_spoken_of_as_one(tmp_path: Path) -> None:
     assert "1 of 2 runs had not ended" in page
     make_run(tmp_path / "2", *off)
     assert "2 of 3 runs have no guarantee at all: they are not private." in page_of(tmp_path)
+    make_run(tmp_path / "3", NOISE, "seed=4")
+    assert "The noise of 1 of 4 runs was drawn from a seed" in page_of(tmp_path)
+
+
+def test_a_run_whose_noise_is_zero_has_no_guarantee(tmp_path: Path) -> None:
+    make_run(tmp_path / "0", "privacy.user.noise_multiplier=0", "privacy.user.target_epsilon=null")
+    assert "This run has no guarantee at all: it is not private." in page_of(tmp_path)
+    assert report_of([tmp_path]).rows[0]["noise"] == "none"
