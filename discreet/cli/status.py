@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,11 +21,13 @@ from discreet.mechanisms.mechanism import REPORTED
 from discreet.planning.plan import Plan
 from discreet.reporting.epsilons import spent_epsilons
 from discreet.run_files.metrics_table import SCORES, Rated, rated_in, score_columns
+from discreet.run_files.opening import has_writer
 from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.server.population_account import PopulationAccount
 from discreet.settings.adjacency import GUARANTEES
 
 Facts = dict[str, Any]
+KILLED = "no process writes it: resume=true goes on after its last round"
 
 
 def command(
@@ -51,6 +53,8 @@ def status_facts(folder: RunFolder) -> Facts:
         row = rows[-1]
     else:
         row = {}
+    if status and status.state == "running" and not has_writer(folder.path):
+        status = replace(status, state="interrupted", reason=KILLED)
     facts: Facts = {"run": str(folder.path), "state": status.state if status else "not started"}
     facts |= {
         "round": int(row.get("round") or 0),

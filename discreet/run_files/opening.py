@@ -42,7 +42,7 @@ def check_output(call: Call, *, locked: bool = False) -> RunFolder:
         nothing = f", but output_dir={folder.path} does not contain a run"
         raise ConfigError(Wording(Key("resume=true"), nothing))
     if there and not call.resume:
-        if not locked and _has_writer(folder.path):
+        if not locked and has_writer(folder.path):
             raise ConfigError(IN_USE.format(path=folder.path))
         taken = f"output_dir={folder.path} contains a run already: "
         raise ConfigError(Wording(taken, Key("resume=true"), " resumes it"))
@@ -58,13 +58,14 @@ def holds_run(folder: RunFolder) -> bool:
     return path.exists() and DurableLedger(path).position().rows > 0
 
 
-def _has_writer(path: Path) -> bool:
+def has_writer(path: Path) -> bool:
+    """True if a process of this machine holds the lock of a run folder, or it can't be told."""
     if not (path / LOCK).exists():
         return False
     try:
         with FileLock(path / LOCK, timeout=0):
             return False
-    except Timeout:
+    except (Timeout, OSError):  # OSError: of another user
         return True
 
 

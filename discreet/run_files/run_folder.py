@@ -377,11 +377,12 @@ class RunStatus:
     Attributes:
       state: `running`, `finished` (the planned rounds are done and every file is there), `stopped`
         (before them) or `interrupted`, both for a `reason`. A server that was killed leaves
-        `running`, with an old `updated` (ISO 8601).
+        `running`, without a process that holds the folder's lock.
       nodes: the number of nodes connected when the last cohort was drawn; None before the first
         one.
       failures: the number of failures of clients that were asked, over the whole run, by kind; and
         the latest one in words.
+      updated: the time of the last change (ISO 8601).
     """
 
     state: str

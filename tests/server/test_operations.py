@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -21,7 +22,7 @@ from flwr.app import Context, RecordDict
 from rich.ansi import AnsiDecoder
 from rich.console import Console
 
-from discreet.cli.status import status_facts, status_lines
+from discreet.cli.status import KILLED, status_facts, status_lines
 from discreet.deployment.flower_home import free_port
 from discreet.flower.serving import config_of
 from discreet.logs import FIELDS, log_to
@@ -29,7 +30,7 @@ from discreet.mechanisms.sums import PartialReply
 from discreet.protocol.messages import TrainReply
 from discreet.run_files.compose import load_asked
 from discreet.run_files.opening import only_writer
-from discreet.run_files.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder, RunStatus, write_status
 from discreet.server.progress import Progress
 from discreet.server.transport import Failure
 from discreet.settings.rules import ConfigError
@@ -97,6 +98,18 @@ def test_a_folder_that_has_settings_of_an_earlier_version_opens(
         text.replace("operations:", "operations:\n  metrics_port: 9100") + "tracking: x\n"
     )
     assert RunFolder(tmp_path).read_config() == done.read_config()
+
+
+def test_a_run_that_says_running_and_has_no_process_was_interrupted(
+    done: RunFolder, tmp_path: Path
+) -> None:
+    shutil.copytree(done.path, tmp_path / "run")
+    killed = RunFolder(tmp_path / "run")
+    write_status(killed, RunStatus("running", 2))
+    with only_writer(killed.path):
+        assert status_facts(killed)["state"] == "running"
+    assert status_facts(killed)["state"] == "interrupted"
+    assert f"state      interrupted: {KILLED}" in status_lines(killed)
 
 
 def test_a_run_folder_has_one_writer(tmp_path: Path) -> None:
