@@ -11,7 +11,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-# The same places below discreet/app as in a checkout: `discreet.settings.places` finds them in
+# The same places below discreet/app as in a checkout: `discreet.run_files.places` finds them in
 # either.
 PLACES = (
     *(

@@ -20,9 +20,9 @@ from discreet.protocol.messages import TrainRequest, request_items, request_of
 from discreet.run_files import compose
 from discreet.run_files.call import Call
 from discreet.run_files.compose import load_asked, load_config, parse_asked
+from discreet.run_files.places import app_folder, conf_folder, own_files
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.other_names import ALIASES
-from discreet.settings.places import app_folder, conf_folder, own_files
 from discreet.settings.privacy import SecureConfig
 from discreet.settings.rules import MOST_LISTED, ConfigError, rules
 from discreet.settings.settings import Settings, client_settings

@@ -36,8 +36,8 @@ import torch
 import typer
 
 from discreet.cli.console import print_table
+from discreet.run_files.places import own_files
 from discreet.run_files.whole_files import replace_file
-from discreet.settings.places import own_files
 from discreet.settings.rules import ConfigError
 
 SECTIONS = (

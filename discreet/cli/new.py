@@ -21,8 +21,8 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from discreet.run_files.places import own_files
 from discreet.run_files.whole_files import fill_folder, new_folder
-from discreet.settings.places import own_files
 from discreet.settings.rules import ConfigError
 
 # Differs from Discreet's own conf/config.yaml: 300 people, each of whom is a client.

@@ -171,7 +171,7 @@ def _check(file: Path, write: bool) -> None:
     )
     start = f"discreet simulate experiment=table data.path={folder}"
     if task.owners is not None:
-        owners = int(task.owners.max()) + 1
+        owners = len(set(task.owners.tolist()))
         print(f"{owners} owners ({description.owner}), each of whom becomes a client. Start with:")
         print(f"  {start} data.num_clients={owners}")
     elif description.columns:

@@ -196,7 +196,7 @@ def _app(given: Sequence[str]) -> typer.Typer:
     app.callback(epilog=_as_written(EPILOG))(_root)
     asked = VERBS.get(given[0])
     if asked is not None and asked.in_a_project and not {*HELP} & {*given}:
-        import_module("discreet.settings.places").app_folder()
+        import_module("discreet.run_files.places").app_folder()
         if asked.settings:
             if given[0] == "tune":
                 listed = ["--multirun"]

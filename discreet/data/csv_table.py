@@ -113,16 +113,43 @@ class CsvTable:
         return max(SEPARATORS, key=lambda mark: _cells_in(header, mark))
 
     def _reader(self) -> Any:
-        return csv.reader(io.StringIO(self.text, newline=""), delimiter=self.mark)
+        lines = io.StringIO(self.text, newline="")
+        return csv.reader(lines, delimiter=self.mark, strict=True)
 
     def records(self) -> list[tuple[int, list[str]]]:
         """The records, header first, each with the number of its last line, from 1. Empty lines are
-        skipped. FolderError: quotes do not end, or a cell is too long."""
+        skipped. FolderError: quotes do not end where they should, or a cell is too long."""
         reader = self._reader()
+        found = list[tuple[int, list[str]]]()
+        before = 0
         try:
-            return [(reader.line_num, row) for row in reader if row]
+            for row in reader:
+                self._check_quotes(before, reader.line_num, len(row))
+                before = reader.line_num
+                if row:
+                    found.append((before, row))
         except csv.Error as error:
-            raise FolderError(f"{self.path}, line {reader.line_num}: {error}") from None
+            lines = f"line {before + 1}"
+            if reader.line_num > before + 1:
+                lines += f" to {reader.line_num}"
+            raise FolderError(f"{self.path}, {lines}: {error}") from None
+        return found
+
+    def _check_quotes(self, before: int, last: int, cells: int) -> None:
+        """Raises FolderError if the lines of one record would each be a record of as many cells: a
+        quote that begins a cell and does not end takes the rows of others into it."""
+        if last - before < 2 or cells < 3:
+            return
+        lines = self._each_line[before:last]
+        if all(line.count(self.mark) == cells - 1 for line in lines):
+            raise FolderError(
+                f"{self.path}, line {before + 1} to {last}: a quote makes one row of lines that "
+                "look like rows: write a quote within a cell twice, or none"
+            )
+
+    @cached_property
+    def _each_line(self) -> list[str]:
+        return list(io.StringIO(self.text, newline=""))
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """The records below the header. FolderError: one has too few or too many cells, which are
@@ -174,6 +201,8 @@ class CsvTable:
         written = zip(self.written_header, names, strict=True)
         plain = [name for name, bare in written if as_text or bare in texts]
         kinds = dict.fromkeys(plain, pyarrow.string())
+        if '"' in self.text:
+            list(self.rows())  # pyarrow takes quotes that do not end
         with one_line(self.path, FolderError), self._naming_lines():
             table = reader.read_csv(
                 io.BytesIO(self.text.encode()),

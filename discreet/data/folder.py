@@ -83,10 +83,8 @@ an account.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -103,6 +101,7 @@ from discreet.data.cells import (
     numbered,
     numbers_in,
     owner_cells,
+    owner_numbers,
     same_names,
 )
 from discreet.data.csv_table import CsvTable, lines_of
@@ -215,7 +214,7 @@ def _labelled(
             return Examples(read, predicted), shape, None
         if owners.shape != (len(read),):
             raise FolderError(f"{path} has {len(read)} rows of inputs, but {len(owners)} owners")
-        numbers = torch.from_numpy(np.unique(owners, return_inverse=True)[1])
+        numbers = torch.from_numpy(owner_numbers(owners))
         return Examples(read, predicted, numbers), shape, owners
 
 
@@ -473,25 +472,3 @@ def with_inputs(folder: Path, description: DataDescription) -> DataDescription:
         return description
     found = opened(file_in(folder, description.file), description)
     return description.model_copy(update={"inputs": _input_names(found, description)})
-
-
-def main(words: Sequence[str]) -> int:
-    """Checks a node's own data: prints the number of examples in a folder for a task; 2 if they do
-    not fit."""
-    parser = argparse.ArgumentParser(
-        prog="python -m discreet.data.folder", description=main.__doc__
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("task", help=", ".join((*SHAPES, FOLDER)))
-    arguments = parser.parse_args(words)
-    try:
-        examples, _ = node_table(arguments.folder, arguments.task)
-    except FolderError as error:
-        print(f"discreet: {error}", file=sys.stderr)
-        return 2
-    print(f"{arguments.folder} fits {arguments.task}: {len(examples)} examples")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -87,16 +87,18 @@ def partition_indices(
 @dataclass(frozen=True, eq=False)
 class PartitionedExamples:
     """A partition of the examples among clients: the `rows` of all clients in order, and the start
-    of each client's rows, (clients + 1,)."""
+    of each client's rows, (clients + 1,). `names`, (clients,): what `held_out_rows` draws for; None
+    for the clients' own numbers."""
 
     rows: Numbers
     starts: Numbers
+    names: Numbers | None = None
 
     @classmethod
-    def of(cls, parts: Sequence[torch.Tensor]) -> Self:
+    def of(cls, parts: Sequence[torch.Tensor], names: Numbers | None = None) -> Self:
         """The partition in which clients have the rows `parts`."""
         rows = torch.cat([torch.zeros(0, dtype=torch.int64), *parts])
-        return cls(rows.numpy(), np.cumsum([0, *map(len, parts)], dtype=np.int64))
+        return cls(rows.numpy(), np.cumsum([0, *map(len, parts)], dtype=np.int64), names)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -108,6 +110,13 @@ class PartitionedExamples:
     def examples(self, client: int) -> Numbers:
         """The numbers of a client's examples, (n,), in the client's own order."""
         return self.rows[self.starts[client] : self.starts[client + 1]]
+
+    def name(self, client: int) -> int:
+        """The number that decides which examples a client holds out. It does not change with the
+        other clients."""
+        if self.names is None:
+            return client
+        return int(self.names[client])
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,9 @@ class SampledExamples:
     def sizes(self, clients: Numbers) -> Numbers:
         return np.full(len(clients), self.examples_per_client, dtype=np.int64)
 
+    def name(self, client: int) -> int:
+        return client
+
     def examples(self, client: int) -> Numbers:
         """The computation time depends only on `examples_per_client`."""
         generator = np.random.Generator(
@@ -154,12 +166,17 @@ def client_examples_of(task: Task, data: DataConfig) -> ClientExamples:
     object."""
     if data.examples_per_client is None:
         sites = None
+        names = None
+        if data.partition == "natural" and task.owners is not None:
+            names = np.unique(task.owners.numpy())
         if data.site is not None:
+            from discreet.data.cells import owner_numbers
             from discreet.data.site_column import sites_of
 
             sites = sites_of(task, data.site)
+            names = owner_numbers(np.unique(np.asarray(sites)))
         parts = partition_indices(task.train.targets, data, owners=task.owners, sites=sites)
-        return PartitionedExamples.of(parts)
+        return PartitionedExamples.of(parts, names)
     return SampledExamples(
         data.num_clients, len(task.train), data.examples_per_client, data.partition_seed
     )
@@ -259,10 +276,10 @@ def _fill_empty(parts: list[Any]) -> None:
         parts[client], parts[largest] = parts[largest][:1], parts[largest][1:]
 
 
-def held_out_rows(num_examples: int, client_id: int, *, share: float) -> torch.Tensor:
+def held_out_rows(num_examples: int, name: int, *, share: float) -> torch.Tensor:
     """The held-out rows, ascending, (m,) int64, of a client with so many examples, which it never
     trains on and rates models on: one of every 1 / share consecutive rows, chosen by a public seed
-    and the client's number alone.
+    and the client's `name` alone: see `PartitionedExamples`.
 
     The choice does not depend on the values of examples, and rows added at the end do not change it
     for earlier rows, so a row that was trained on is never held out later. m differs from share *
@@ -272,18 +289,16 @@ def held_out_rows(num_examples: int, client_id: int, *, share: float) -> torch.T
     True
     """
     edges = np.floor(np.arange(math.ceil(num_examples * share) + 1) / share)
-    key = np.array([HOLDOUT_SEED, client_id], dtype=np.uint64)
+    key = np.array([HOLDOUT_SEED, name], dtype=np.uint64)
     places = np.random.Generator(np.random.Philox(key=key)).random(len(edges) - 1)
     rows = (edges[:-1] + np.floor(places * np.diff(edges))).astype(np.int64)
     return torch.from_numpy(rows[rows < num_examples])
 
 
-def split_rows(
-    num_examples: int, client_id: int, *, share: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def split_rows(num_examples: int, name: int, *, share: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that a client trains on, and the rows that it holds out: both ascending, together
     all rows."""
-    held = held_out_rows(num_examples, client_id, share=share)
+    held = held_out_rows(num_examples, name, share=share)
     trained = torch.ones(num_examples, dtype=torch.bool)
     trained[held] = False
     return trained.nonzero().flatten(), held

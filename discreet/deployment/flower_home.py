@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from discreet.settings.places import app_folder
+from discreet.run_files.places import app_folder
 from discreet.simulation.processes import tied
 
 CONNECTION = "deployment"  # the name of the SuperLink that `flwr` calls

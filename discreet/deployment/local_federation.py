@@ -29,10 +29,10 @@ from discreet.deployment.run_watch import RunWatch, follow
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.logs import log_to
 from discreet.run_files.opening import check_output
+from discreet.run_files.places import PACKAGE, app_folder
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import RunFolder, read_status
 from discreet.server.resolve import forbid_seed, resolve
-from discreet.settings.places import PACKAGE, app_folder
 from discreet.settings.rules import ConfigError, require_extra
 from discreet.simulation.processes import RunLostError, end_carrying, scratch_folder
 

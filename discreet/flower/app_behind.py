@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 from typing import TypeVar
 
 from flwr.app import Context, Message, RecordDict
@@ -20,11 +21,16 @@ N = TypeVar("N")
 def read_from(
     app: App, message: Message, context: Context, read: Callable[[RecordDict], T]
 ) -> T | None:
-    """What `read` finds in the app's reply to a copy of the message; None as `done_on_data`."""
+    """What `read` finds in the app's reply to a copy of the message; None as `done_on_data`. The
+    app has the node's state, and copies of its configuration: Flower keeps the context for the next
+    message, whose policy and account follow from it."""
     given = deepcopy(message)
+    own = replace(
+        context, node_config=dict(context.node_config), run_config=dict(context.run_config)
+    )
     # An error reply has no content, so this raises and its text stays here. `read` has the limit of
     # the app, whose content may be of its own classes.
-    return done_on_data(lambda: read(app(given, context).content))
+    return done_on_data(lambda: read(app(given, own).content))
 
 
 def noised_from(

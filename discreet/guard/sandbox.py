@@ -35,7 +35,7 @@ from discreet.settings.rules import ConfigError
 logger = logging.getLogger("discreet.guard")
 
 NO_ROOT = "the guard must not run as root, whom limits do not bind: start it as another user"
-# Discreet itself. settings/places.py has it too, and all that finds a project.
+# Discreet itself. run_files/places.py has it too, and all that finds a project.
 PACKAGE = Path(__file__).resolve().parents[1]
 START_SECONDS = 300.0
 END_SECONDS = 30.0

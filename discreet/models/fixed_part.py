@@ -196,7 +196,7 @@ def _device_of(fixed: nn.Module) -> torch.device:
 
 
 def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Tensor:
-    from discreet.settings.places import FEATURES
+    from discreet.settings.training import FEATURES
 
     folder = os.environ.get(FEATURES)
     if folder:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -29,6 +30,9 @@ from discreet.settings.rules import brief
 from discreet.settings.training import HF, ModelConfig
 from discreet.training.losses import check_task
 from discreet.training.units import warning_of_rows
+
+if TYPE_CHECKING:
+    from discreet.data.partition import ClientExamples
 
 logger = logging.getLogger("discreet.client")
 
@@ -76,7 +80,8 @@ def virtual_client(work: Work) -> Client:
     accounts = None
     if _is_charged(work):
         accounts = accounts_of(run, virtual, {})
-    examples, held_out = _split(request, share_of(run.data, number, path=path), number)
+    name = _dealt(run.data, path)[1].name(number)
+    examples, held_out = _split(request, share_of(run.data, number, path=path), name)
     shape = shape_of(run, path=path)
     model = model_of(_beside_data(run.model, Path(path) if path else None), shape)
     return Client(model, examples, accounts, ClientPolicy(), source, str(number), held_out, shape)
@@ -172,7 +177,7 @@ def _beside_data(model: ModelConfig, folder: Path | None) -> ModelConfig:
 
 
 def _split(
-    request: TrainRequest, examples: Examples, client_id: int
+    request: TrainRequest, examples: Examples, name: int
 ) -> tuple[Examples, Examples | None]:
     """The examples that a client trains on, and those that it holds out; None unless clients rate
     the model. They are normalised if the run says so, except for a question about the raw data."""
@@ -183,7 +188,7 @@ def _split(
         return examples, None
     from discreet.data.partition import split_rows
 
-    trained, held = split_rows(len(examples), client_id, share=run.evaluation.share)
+    trained, held = split_rows(len(examples), name, share=run.evaluation.share)
     return examples.subset(trained), examples.subset(held)
 
 
@@ -241,14 +246,20 @@ def node_examples(data: DataConfig, node_config: Mapping[str, object]) -> Exampl
 
 
 def share_of(data: DataConfig, client_id: int, *, path: str | None = None) -> Examples:
-    """One client's examples of the demonstration data, loaded and partitioned once per process."""
+    """One client's examples of the demonstration data."""
+    if not 0 <= client_id < data.num_clients:
+        raise ValueError(f"client_id must lie in [0, {data.num_clients}), not {client_id}")
+    train, dealt = _dealt(data, path)
+    return train.subset(torch.from_numpy(dealt.examples(client_id)))
+
+
+def _dealt(data: DataConfig, path: str | None) -> tuple[Examples, ClientExamples]:
+    """The training examples and those of each client, loaded and partitioned once per process."""
     from discreet.data.datasets import load_task
     from discreet.data.partition import client_examples_of
 
-    if not 0 <= client_id < data.num_clients:
-        raise ValueError(f"client_id must lie in [0, {data.num_clients}), not {client_id}")
     task = load_task(data.name, path=path)
-    return task.train.subset(torch.from_numpy(client_examples_of(task, data).examples(client_id)))
+    return task.train, client_examples_of(task, data)
 
 
 def shape_of(run: ClientSettings, *, path: str | None = None) -> TaskShape:

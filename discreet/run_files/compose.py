@@ -1,7 +1,7 @@
 """Composes `conf/` into a checked Settings: the only reader of Hydra outside `discreet.cli`.
 
 The folder is the conf/ of the project in the current folder, or Discreet's own: see
-`discreet.settings.places`. Every number that a user can set is in `conf/config.yaml`. A
+`discreet.run_files.places`. Every number that a user can set is in `conf/config.yaml`. A
 configuration is checked once, as a whole, before anything starts.
 """
 
@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from discreet.run_files.call import Call
-from discreet.settings.places import conf_folder, conf_for, own_files
+from discreet.run_files.places import conf_folder, conf_for, own_files
 from discreet.settings.rules import (
     CALL_SETTINGS,
     ConfigError,

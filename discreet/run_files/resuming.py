@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from discreet.run_files.call import Call
 from discreet.run_files.compose import composed, not_one_run, parse_asked, quoted
 from discreet.run_files.opening import output_folder
+from discreet.run_files.places import conf_folder, conf_for
 from discreet.run_files.run_folder import ASKED, RunFolder
-from discreet.settings.places import conf_folder, conf_for
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings, described, flat
 from discreet.settings.training import FLOWER_APP

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
 import discreet
@@ -50,12 +49,13 @@ from discreet.settings.adjacency import USER
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.data import SITE, own_metrics
 from discreet.settings.privacy import PrivacyConfig
-from discreet.settings.rules import settings_json
+from discreet.settings.rules import ConfigError, settings_json
 from discreet.settings.settings import Settings
 from discreet.training.losses import rating_loss_of
 from discreet.training.units import warning_of_rows
 
 logger = logging.getLogger("discreet")
+RANKED = ("natural", SITE)  # partitions that number clients by the rank of their names
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +125,7 @@ def open_session(
         seed = secrets.randbits(31)
     model = model_for(plan.model, task.shape, seed=seed)
     if simulated:
+        _check_turns(plan.run)
         for said in (warning_of_rows(plan.run, task.train), warning_of_clients(plan.run, task)):
             if said:
                 logger.warning("%s", said)
@@ -139,15 +140,26 @@ def open_session(
     return Session(context, task, model)
 
 
+def _check_turns(run: ClientSettings) -> None:
+    """Raises ConfigError if a virtual client's turn would follow from the others: its number then
+    is the rank of its name."""
+    if run.user.sampling == "cyclic" and run.data.partition in RANKED:
+        raise ConfigError(
+            "sampling.kind=cyclic gives turns by clients' numbers, which data.partition="
+            f"{run.data.partition} changes with each new client: use another partition, or nodes "
+            "with data of their own"
+        )
+
+
 def warning_of_clients(run: ClientSettings, task: Task) -> str:
     """A warning for a simulation at user level that deals the rows of an owner to several clients;
     else ""."""
     owner = None if task.description is None else task.description.owner
     owners = task.owners
-    dealt = run.data.partition not in ("natural", "owners", SITE)
+    dealt = run.data.partition not in (*RANKED, "owners")
     if owner is None or owners is None or not run.gives(USER) or not dealt:
         return ""
-    if not (torch.bincount(owners) > 1).any():
+    if len(set(owners.tolist())) == len(owners):
         return ""
     return (
         f"privacy.user protects a client, and data.partition={run.data.partition} deals the rows "

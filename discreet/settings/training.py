@@ -11,6 +11,8 @@ from discreet.settings.rules import require, section, settings_json
 
 LEAST_SQUARES = "least_squares"  # a model, and its loss
 HF = "hf:"  # before the folder of a pretrained transformer, in model.name
+# the environment's name for a folder of features that outlive a process
+FEATURES = "DISCREET_FEATURES"
 FLOWER_APP = (
     "flower_app"  # model.name and data.name of a run that drives the clients of another Flower app
 )

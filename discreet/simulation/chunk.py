@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discreet.data.examples import Examples
-from discreet.data.partition import ClientExamples, Numbers, held_out_rows, split_rows
+from discreet.data.partition import ClientExamples, Numbers, held_out_rows
 from discreet.per_example.trial import exact_products
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.private import Private
@@ -129,20 +129,20 @@ class TrainedExamples:
 
     def sizes(self, clients: Numbers) -> Numbers:
         pairs = zip(clients.tolist(), self.every.sizes(clients).tolist(), strict=True)
-        return np.array(
-            [n - len(held_out_rows(n, one, share=self.share)) for one, n in pairs], dtype=np.int64
-        )
+        return np.array([n - len(self._held_out(n, one)) for one, n in pairs], dtype=np.int64)
 
     def examples(self, client: int) -> Numbers:
         numbers = self.every.examples(client)
-        chosen: Numbers = numbers[split_rows(len(numbers), client, share=self.share)[0].numpy()]
-        return chosen
+        return np.delete(numbers, self._held_out(len(numbers), client))
 
     def held_out(self, client: int) -> Numbers:
         """The numbers of the examples that a client holds out, (m,)."""
         numbers = self.every.examples(client)
-        chosen: Numbers = numbers[held_out_rows(len(numbers), client, share=self.share).numpy()]
-        return chosen
+        return numbers[self._held_out(len(numbers), client)]
+
+    def _held_out(self, num_examples: int, client: int) -> Numbers:
+        rows = held_out_rows(num_examples, self.every.name(client), share=self.share)
+        return rows.numpy()
 
 
 def trained_on(

@@ -40,7 +40,7 @@ from torch import Tensor
 import discreet
 from discreet.mechanisms.sums import PartialReply
 from discreet.models.models import OWN, own_builder
-from discreet.settings.places import PACKED
+from discreet.run_files.places import PACKED
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import HF
 from discreet.simulation.chunk import read_only

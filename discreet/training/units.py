@@ -3,6 +3,7 @@ rows."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -96,13 +97,13 @@ def warning_of_rows(run: ClientSettings, examples: Examples) -> str:
         return ""
     if run.data.partition == "natural":  # each owner is a client
         return ""
-    counts = torch.bincount(owners)
-    several = int((counts > 1).sum())
+    counts = Counter(owners.tolist()).values()
+    several = sum(count > 1 for count in counts)
     if not several:
         return ""
     return (
-        f"privacy.example protects single rows, and {several} of {int((counts > 0).sum())} owners "
-        f"have several, up to {int(counts.max())}: privacy.example.unit=owner protects an owner "
+        f"privacy.example protects single rows, and {several} of {len(counts)} owners "
+        f"have several, up to {max(counts)}: privacy.example.unit=owner protects an owner "
         "with all its rows"
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from discreet.data.cells import owner_numbers
 from discreet.data.columns import columns_of
 from discreet.data.description import description_of
 from discreet.data.encoding import column_names, encoded_columns
@@ -65,7 +66,7 @@ def test_a_messy_table_becomes_the_numbers_that_its_description_says(tmp_path: P
     assert task.train.inputs.numpy() == pytest.approx(np.array(wanted), abs=1e-6)
     assert task.train.targets.tolist() == [0, 1, 0]
     assert task.owners is not None
-    assert task.owners.tolist() == [0, 0, 1]
+    assert task.owners.tolist() == owner_numbers(np.array(["P1", "P1", "P2"])).tolist()
     assert task.test.inputs.tolist()[0][:4] == [0, 1, 0, 0]
 
 
@@ -88,7 +89,7 @@ def test_spaces_around_the_name_of_an_owner_make_no_second_person(tmp_path: Path
     spaced = [ROWS[0], ROWS[1].replace("P1;", " P1 ;"), ROWS[2]]
     task = load_folder(str(write(tmp_path, spaced)))
     assert task.owners is not None
-    assert task.owners.tolist() == [0, 0, 1]
+    assert task.owners.tolist() == owner_numbers(np.array(["P1", "P1", "P2"])).tolist()
     with pytest.raises(FolderError, match=r"patient has rows in train\.csv"):
         load_folder(str(write(tmp_path, [*ROWS, ROWS[0].replace("P1;", "Q1 ;")])))
 
@@ -306,7 +307,7 @@ def test_an_array_of_owners_in_an_npz_file_says_whose_each_row_is(tmp_path: Path
     np.savez(tmp_path / "train.npz", **arrays, owners=np.array(["b", "a", "b", "c"]))
     found, _ = node_table(tmp_path, "folder")
     assert found.owners is not None
-    assert found.owners.tolist() == [1, 0, 1, 2]
+    assert found.owners.tolist() == owner_numbers(np.array(["b", "a", "b", "c"])).tolist()
     np.savez(tmp_path / "train.npz", **arrays, owners=np.array(["b", "a", "b"]))
     with pytest.raises(FolderError, match="4 rows of inputs, but 3 owners"):
         load_folder(str(tmp_path))

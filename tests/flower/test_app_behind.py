@@ -308,6 +308,35 @@ def test_what_an_app_writes_into_its_message_is_not_in_the_reply(
     assert reply.metadata.ttl > 71.0
 
 
+@pytest.mark.parametrize("changes", ["limit", "owner", "name"])
+def test_what_an_app_writes_into_its_context_is_not_there_for_the_next_message(
+    changes: str, tmp_path: Path
+) -> None:
+    """Flower keeps the context of a run for its next message."""
+    DurableLedger.create(tmp_path / "node.db")
+    mod = local_dp_mod(
+        clip_norm=0.5, target_epsilon=8.0, delta=1e-5, rounds=4, ledger=tmp_path / "node.db"
+    )
+    client = ClientApp(mods=[mod])
+    names = {"limit": "max-epsilon", "owner": "partition-id", "name": SECRET}
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        context.node_config[names[changes]] = 1000
+        context.run_config[SECRET] = 1
+        context.state["seen"] = ConfigRecord({"times": 1 + len(context.state)})
+        return Message(trained(message), reply_to=message)
+
+    given = {"max-epsilon": 4.0, "max-delta": 1e-5}
+    context = Context(1, 1, dict(given), RecordDict(), {})
+    first, second = (client(asked(), context) for _ in range(2))
+    assert is_reply(first)
+    assert second.has_error()
+    assert "would reach epsilon 5.298 of 4" in second.error.reason
+    assert (context.node_config, context.run_config) == (given, {})
+    assert context.state["seen"]["times"] == 1  # what the app keeps stays
+
+
 def test_an_app_gets_a_message_of_its_own(tmp_path: Path) -> None:
     sent = asked()
     assert is_reply(behind_local(empties, tmp_path, sent))

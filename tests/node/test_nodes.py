@@ -14,8 +14,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from discreet.data.folder import main, node_table
+from discreet.data.folder import node_table
 from discreet.data.targets import FolderError
+from discreet.deployment.node_data import main
 from discreet.flower.simulated_nodes import leave_ticket
 from discreet.node.account import Refused
 from discreet.node.nodes import client_of, node_client, node_examples, share_of, virtual_client

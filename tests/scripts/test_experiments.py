@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from discreet.reporting.records import find_runs
 from discreet.run_files.compose import load_config
+from discreet.run_files.places import conf_folder
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings.places import conf_folder
 from discreet.settings.settings import described
 from tests.command import simulate as main
 from tests.data.test_images import write_cifar, write_femnist, write_mnist

@@ -22,7 +22,7 @@ from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 
 from discreet.deployment.flower_fixes import owner_door
 from discreet.deployment.flower_fixes.hand_over import POLICY_VARIABLE
-from discreet.settings.places import FEATURES
+from discreet.settings.training import FEATURES
 from discreet.simulation.processes import import_before_forking
 
 # Flower's command, and the modules that ClientApps import, also late: connections, gradients,

@@ -19,9 +19,6 @@ logger = logging.getLogger("discreet")
 
 PACKAGE = Path(__file__).resolve().parent.parent
 PACKED = PACKAGE / "app"  # only a wheel has it
-FEATURES = (
-    "DISCREET_FEATURES"  # the environment's name for a folder of features that outlive a process
-)
 
 
 def own_files(package: Path = PACKAGE) -> Path:
