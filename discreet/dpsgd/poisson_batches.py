@@ -48,8 +48,7 @@ Made = TypeVar("Made")
 
 
 class MapDataset(Protocol):
-    """A map-style data set of PyTorch, or a list: `dataset[index]` is an example, (input,
-    target)."""
+    """A map-style data set of PyTorch, or a list; an example is a pair (input, target)."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -300,8 +299,7 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def _checked(batch: Any, count: int) -> Batch:
-    """A batch as (inputs, targets). A tensor, or tensors by name, are inputs alone, which the loss
-    gets too."""
+    """A batch as (inputs, targets); a tensor, or tensors by name, are inputs alone."""
     is_pair = isinstance(batch, tuple | list)
     inputs, targets = batch if is_pair and len(batch) == 2 else (None if is_pair else batch, None)
     inputs = as_tree(inputs)
@@ -374,7 +372,13 @@ class Processes:
 
 
 def processes_of(is_distributed: bool) -> Processes:
-    """The processes of torch.distributed's default group, or this one alone."""
+    """The processes of torch.distributed's default group, or this one alone, with a warning."""
     if is_distributed:
         return Processes(distributed.get_rank(), distributed.get_world_size())
+    together = distributed.is_available() and distributed.is_initialized()
+    if together and distributed.get_world_size() > 1:
+        _log.warning(
+            "torch.distributed has other processes, and this loop works alone: loops over the same "
+            "data cost more together than one says. LoopPrivacy(distributed=True) makes one of all"
+        )
     return Processes()

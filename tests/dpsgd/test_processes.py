@@ -114,6 +114,18 @@ def test_each_example_of_a_batch_is_in_one_process(name: str, found: Found) -> N
     assert 0 < len(places) < 130  # 64 of 240 expected: others have a chance below 1e-9
 
 
+def test_a_loop_of_its_own_among_other_processes_says_what_its_epsilon_is_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    private(linear())
+    before = len(caplog.messages)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    private(linear())
+    assert [said for said in caplog.messages[before:] if "cost more together" in said]
+    assert not [said for said in caplog.messages[:before] if "cost more together" in said]
+
+
 def test_a_process_with_only_a_part_of_the_data_set_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
