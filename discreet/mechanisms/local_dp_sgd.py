@@ -105,7 +105,7 @@ class LocalDpSgd:
             not_covered=(
                 *uncovered,
                 ONE_OWNER if self.run.example.by_owner else ONE_PERSON,
-                "that a client took part",
+                "that a client took part, and so that its data could be read",
             ),
         )
 

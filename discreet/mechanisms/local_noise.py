@@ -94,7 +94,7 @@ class LocalNoise:
             mechanism=how + rated,
             accounting="a Gaussian or Laplace event for each round in which the client takes "
             f"part{priced}, over every run in its ledger",
-            not_covered=("that a client took part", *uncovered),
+            not_covered=("that a client took part, and so that its data could be read", *uncovered),
         )
 
     @property

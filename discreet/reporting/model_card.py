@@ -96,7 +96,8 @@ def _trained(record: RunRecord, facts: Mapping[str, Any]) -> Iterator[str]:
     data = record.config.data
     described = facts["description"] or {}
     yield f"- model: `{record.config.model.name}`, {count} parameters, Discreet {facts['discreet']}"
-    yield f"- trained in a federation of {data.num_clients} clients, in {record.model_round} rounds"
+    most = record.plan.run.user.population_size
+    yield f"- trained in a federation of at most {most} clients, in {record.model_round} rounds"
     if described.get("owner"):
         value = f"one value of the column `{described['owner']}`"
         if described.get("ids") == FOLDED:
