@@ -19,6 +19,7 @@ from discreet.logs import log_to
 from discreet.planning.run_price import average_units, price_lines
 from discreet.run_files.resuming import asked_settings
 from discreet.server.resolve import resolve
+from discreet.server.session import warnings_of
 from discreet.settings.settings import with_any_noise
 from discreet.simulation.in_process import check_device
 from discreet.simulation.timed_round import timed_round
@@ -29,7 +30,8 @@ def command(overrides: Words = None) -> None:
     asked, call = asked_settings(overrides or [])
     check_device(call.device)
     plan, task = resolve(with_any_noise(asked), resumed=call.resume)
-    print(*price_lines(plan, average_units(plan.run, task.train)), sep="\n", flush=True)
+    lines = [*price_lines(plan, average_units(plan.run, task.train)), *warnings_of(plan.run, task)]
+    print(*lines, sep="\n", flush=True)
     log_to(sys.stdout, log_format=asked.operations.log_format)
     logging.getLogger("discreet").setLevel(logging.ERROR)
     timed = timed_round(plan, task, call)

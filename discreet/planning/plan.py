@@ -239,6 +239,11 @@ class Plan:
             largest, self.run.delta, self.run.accountant, name=name, guarantee=guarantee
         )
 
+    def epsilon_after(self, rounds: int) -> float:
+        """The epsilon of so many rounds at the server, with ratings and questions about data."""
+        releases = releases_of(self.mechanism, self.run, rounds)
+        return PrivacyLedger(releases).epsilon(self.run.delta, self.run.accountant)
+
     def noised(self, guarantee: str) -> bool:
         """True if an enabled guarantee has noise."""
         return self.run.gives(guarantee) and self.run.configured_noise_multiplier(guarantee) != 0
@@ -318,14 +323,19 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
 
 def check_cost(plan: Plan) -> None:
     """Raises ConfigError if a third-party mechanism states that all planned rounds together cost
-    nothing."""
-    if plan.run.user.mechanism is None or not plan.run.gives(USER):
+    nothing, or if the budget has no room for one round."""
+    run = plan.run
+    own = run.user.mechanism
+    if own is not None and run.gives(USER) and plan.epsilon_after(run.rounds) == 0:
+        raise ConfigError(f"privacy.user.mechanism={own} states that its rounds cost nothing")
+    if not plan.charges_server or plan.account is not None:
         return
-    spent = PrivacyLedger(releases_of(plan.mechanism, plan.run, plan.run.rounds))
-    if spent.epsilon(plan.run.delta, plan.run.accountant) == 0:
-        raise ConfigError(
-            f"privacy.user.mechanism={plan.run.user.mechanism} states that its rounds cost nothing"
-        )
+    guarantee = plan.mechanism.guarantee
+    most = run.largest_epsilon(guarantee)
+    if most is not None and (first := plan.epsilon_after(1)) > most:
+        key = Key(f"privacy.{guarantee}.max_epsilon={most:g}")
+        room = f" has no room for a round, which costs {first:.4g}: "
+        raise ConfigError(Wording(key, f"{room}more noise or a smaller cohort costs less"))
 
 
 def planned_releases(

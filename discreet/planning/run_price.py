@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+from discreet.accounting.calibration import rounds_within
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.data.examples import Examples
-from discreet.mechanisms.mechanism import SERVER, Unreachable, releases_of
+from discreet.mechanisms.mechanism import SERVER, Unreachable
 from discreet.planning.noise_outlook import noise_outlook, outlook_at_clients
 from discreet.planning.plan import Plan
 from discreet.settings.adjacency import EXAMPLE
@@ -24,6 +25,8 @@ def price_lines(plan: Plan, units: int | None = None) -> Iterator[str]:
         if SERVER not in mechanism.charged_at:
             yield from _client_lines(plan, name, units)
     yield from _epsilons(plan)
+    if not plan.is_private:
+        yield "no guarantee of this run has noise: it protects nobody"
     yield from plan.reasons
     if plan.charges_server:
         outlook = noise_outlook(plan)
@@ -82,14 +85,16 @@ def _epsilons(plan: Plan) -> Iterator[str]:
         noise = None
     if noise is None:
         return
-    one, total = (
-        PrivacyLedger(releases_of(mechanism, run, rounds)).epsilon(run.delta, run.accountant)
-        for rounds in (1, run.rounds)
-    )
+    one = plan.epsilon_after(1)
+    total = plan.epsilon_after(run.rounds)
     yield (
         f"{mechanism.guarantee}-level: epsilon {one:.4g} after the first round, {total:.4g} after "
         f"all {run.rounds} ({run.accountant}, delta {run.delta:g}, noise multiplier {noise:.4g})"
     )
+    most = run.largest_epsilon(mechanism.guarantee)
+    if plan.account is None and most is not None and total > most:
+        room = rounds_within(most, plan.epsilon_after, most=run.rounds)
+        yield f"the budget of epsilon {most:g} has room for {room} of the {run.rounds} rounds"
 
 
 def _size(count: float) -> str:

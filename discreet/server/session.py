@@ -126,9 +126,8 @@ def open_session(
     model = model_for(plan.model, task.shape, seed=seed)
     if simulated:
         _check_turns(plan.run)
-        for said in (warning_of_rows(plan.run, task.train), warning_of_clients(plan.run, task)):
-            if said:
-                logger.warning("%s", said)
+        for said in warnings_of(plan.run, task):
+            logger.warning("%s", said)
     params = flatten_parameters(model)
     if plan.by_rule and plan.linear is not None:  # the middle of a range, or equal chances
         params = params.zero_()
@@ -149,6 +148,12 @@ def _check_turns(run: ClientSettings) -> None:
             f"{run.data.partition} changes with each new client: use another partition, or nodes "
             "with data of their own"
         )
+
+
+def warnings_of(run: ClientSettings, task: Task) -> list[str]:
+    """What a simulation protects less than one may expect of its data."""
+    found = warning_of_rows(run, task.train), warning_of_clients(run, task)
+    return [said for said in found if said]
 
 
 def warning_of_clients(run: ClientSettings, task: Task) -> str:

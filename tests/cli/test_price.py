@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,43 @@ def test_a_run_that_will_not_learn_is_priced_and_not_refused(
 ) -> None:
     assert plan(["data.num_clients=20", "rounds=30", "model.name=mlp200"]) == 0
     assert "it will not learn" in capsys.readouterr().out
+
+
+def test_a_budget_that_ends_a_run_early_is_in_its_price_and_the_run_ends_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SMALL, "rounds=8", "privacy.user.max_epsilon=5", "seed=40127"]
+    assert plan(words) == 0
+    room = re.findall(
+        r"the budget of epsilon 5 has room for (\d) of the 8 rounds", capsys.readouterr().out
+    )
+    assert simulate([*words, f"output_dir={tmp_path / 'run'}"]) == 0
+    assert [len(RunFolder(tmp_path / "run").read_metrics())] == [int(each) for each in room]
+
+
+@pytest.mark.parametrize("command", [plan, simulate])
+def test_a_budget_without_room_for_a_round_is_refused(
+    command: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SMALL, "privacy.user.max_epsilon=0.5", f"output_dir={tmp_path / 'run'}"]
+    assert command(words) == 2
+    assert "privacy.user.max_epsilon=0.5 has no room for a round" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("off", ["privacy.user.enabled=false", "privacy.user.noise_multiplier=0"])
+def test_a_plan_without_noise_protects_nobody(off: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan([*SMALL, off]) == 0
+    assert "no guarantee of this run has noise: it protects nobody" in capsys.readouterr().out
+
+
+def test_a_plan_warns_of_owners_at_several_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_project(tmp_path, people=40, tested=20)
+    words = ["experiment=table", f"data.path={folder}", "data.num_clients=5", "data.partition=iid"]
+    assert plan(words) == 0
+    assert "deals the rows of one patient_id to several" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("experiment", ["silos", "gaussian_local", "organisations"])
