@@ -43,6 +43,7 @@ END_SECONDS = 10.0
 SHORTEST_PAUSE = 0.05
 DEMONSTRATION_NODES = 4
 POLICY = "policy.json"  # in a node's folder, if its owner has one
+PATHS = ("data.path", "privacy.user.account")  # settings with a path, beside output_dir
 SERVERS = ("httpx", "starlette", "uvicorn")  # packages of the node proxy
 PROGRAM = ("python", "-m", "discreet.deployment.local_federation")
 
@@ -338,13 +339,22 @@ def _checked(arguments: argparse.Namespace) -> _Asked:
     run = check_output(call)
     forbid_seed(config.seed)
     resolve(config, resumed=call.resume)
-    overrides = arguments.overrides
+    overrides = [from_here(word) for word in arguments.overrides]
     if call.resume:
         for ledger in node_ledgers(run, len(nodes)):
             DurableLedger(ledger).check()
     else:
         overrides = [*defaults, *overrides]
     return _Asked(nodes, overrides, run)
+
+
+def from_here(word: str) -> str:
+    """An override whose path, if it has one, holds in any folder: the server runs in another."""
+    name, _, value = word.partition("=")
+    path = value.strip("'\"")
+    if name not in PATHS or path in ("", "null"):
+        return word
+    return override(name, Path(path).expanduser().resolve())
 
 
 def _trained(asked: _Asked) -> int:

@@ -18,7 +18,7 @@ from discreet.cli.main import main
 from discreet.deployment import interruption
 from discreet.deployment.flower_home import wait_until
 from discreet.deployment.interruption import folder_in, not_begun, resumable
-from discreet.deployment.local_federation import Federation
+from discreet.deployment.local_federation import Federation, from_here
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.opening import only_writer
@@ -183,6 +183,19 @@ def test_ctrl_c_ends_every_process_of_a_federation_on_this_machine(tmp_path: Pat
         f"output_dir={run.path}"
     )
     assert errors.splitlines()[-1].endswith(go_on)
+
+
+def test_paths_of_a_federations_settings_are_those_of_the_folder_it_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["rounds=3", "privacy.user.account='the people.db'", "data.path=null", "data.path=own"]
+    assert [from_here(word) for word in given] == [
+        "rounds=3",
+        f'privacy.user.account="{tmp_path}/the people.db"',
+        "data.path=null",
+        f"data.path={tmp_path}/own",
+    ]
 
 
 def test_that_nothing_was_spent_is_said_only_where_there_is_no_ledger(tmp_path: Path) -> None:
