@@ -24,6 +24,7 @@ max_tokens = 81
 model = "hf:../gpt2"
 next_token = true
 owner = "role"
+ids = "exact"  # All and ALL are two roles
 """
 
 
