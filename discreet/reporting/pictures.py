@@ -71,9 +71,13 @@ def _draw(
         axes.plot(*zip(*pairs, strict=True), **look, markevery=max(1, len(pairs) // 8), **more)
 
 
-def _draw_groups(axes: Any, groups: Sequence[Group], column: str) -> None:
+def _draw_groups(axes: Any, groups: Sequence[Group], column: str) -> str:
+    """Draws a line for each group, and returns the note that some are means; empty if none is."""
     for number, group in enumerate(groups):
         _draw(axes, group.mean_series(column), number, group.label)
+    if any(len(group.records) > 1 for group in groups):
+        return _MEANS
+    return ""
 
 
 def _count_rounds(axes: Any) -> None:
@@ -100,11 +104,11 @@ def _further(groups: Sequence[Group], name: str) -> Picture:
     words = FURTHER[name]
 
     def draw(axes: Any) -> str:
-        _draw_groups(axes, groups, name)
+        means = _draw_groups(axes, groups, name)
         axes.axhline(0.5, **_LINE, linestyle="dotted")
         axes.set_ylabel(f"{words}")
         _count_rounds(axes)
-        return "Dotted: a model that has learned nothing."
+        return f"{means} Dotted: a model that has learned nothing.".strip()
 
     return picture(f"{words} after each round", draw)
 
@@ -113,10 +117,11 @@ def _losses(groups: Sequence[Group]) -> Iterator[Picture]:
     shown = [group for group in groups if group.mean_series("loss")]
 
     def draw(axes: Any) -> str:
-        _draw_groups(axes, shown, "loss")
+        means = _draw_groups(axes, shown, "loss")
         axes.set_ylabel(f"loss, {_raters(shown)}")
         _count_rounds(axes)
-        return _draw_constant(axes, shown, "loss", "what a constant guess has")
+        constant = _draw_constant(axes, shown, "loss", "what a constant guess has")
+        return f"{means} {constant}".strip()
 
     if shown:
         yield picture("Loss after each round", draw)
@@ -139,12 +144,10 @@ def _score(groups: Sequence[Group], records: Sequence[RunRecord]) -> Picture:
     word = score_word(records)
 
     def draw(axes: Any) -> str:
-        _draw_groups(axes, groups, SCORE)
-        notes = [_draw_errors(axes, groups)]
+        means = _draw_groups(axes, groups, SCORE)
+        notes = [_draw_errors(axes, groups), means]
         axes.set_ylabel(f"{word}, {_raters(groups)}")
         _count_rounds(axes)
-        if any(len(group.records) > 1 for group in groups):
-            notes.append(_MEANS)
         if word == "accuracy":
             notes.append(
                 _draw_constant(axes, groups, "share", "the share of the most frequent class")
@@ -278,7 +281,7 @@ def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
     shown = [group for group in groups if USER in group.records[0].plan.mechanisms]
 
     def draw(upper: Any, lower: Any) -> str:
-        _draw_groups(upper, shown, "clip_norm")
+        means = _draw_groups(upper, shown, "clip_norm")
         _draw_groups(lower, shown, "fraction_below")
         norms = [norm for group in shown for _, norm in group.mean_series("clip_norm")]
         if norms and 0 < WIDE * min(norms) < max(norms):
@@ -290,7 +293,7 @@ def _clip_norm(groups: Sequence[Group]) -> Iterator[Picture]:
         for target in {clip.target_quantile for clip in clips if clip.kind == "adaptive"}:
             lower.axhline(target, **_LINE, linestyle="dotted")
         _count_rounds(lower)
-        return _CLIPPING
+        return f"{_CLIPPING} {means}".strip()
 
     # Only for adaptive clip norms: a fixed one is constant and has no such fraction.
     if any(group.mean_series("fraction_below") for group in shown):

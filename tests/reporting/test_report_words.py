@@ -137,6 +137,15 @@ def test_the_round_that_was_kept_is_that_of_the_lowest_loss(
     assert ("The model is that of round" in page_of(tmp_path)) == (of_round == 2)
 
 
+def test_each_picture_of_repeated_runs_says_that_its_lines_are_means(tmp_path: Path) -> None:
+    clip = "privacy.user.clip.kind=adaptive"
+    make_run(tmp_path / "0", NOISE, clip)
+    titles = ("Accuracy after", "Loss after", "Clip norm")
+    assert not [each for each in titles if "are means" in picture_of(tmp_path, each).note]
+    make_run(tmp_path / "1", NOISE, clip, "seed=4")
+    assert all("are means" in picture_of(tmp_path, each).note for each in titles)
+
+
 def test_one_run_is_spoken_of_as_one(tmp_path: Path) -> None:
     off = ("privacy.user.enabled=false", "privacy.user.target_epsilon=null", "seed=3")
     make_run(tmp_path / "0", *off, ended=False)
