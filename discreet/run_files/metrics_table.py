@@ -80,6 +80,8 @@ class Rated:
         """
         >>> str(Rated("accuracy", 0.75, 0.0348, 0.0179))
         'accuracy 0.7500 (standard error 0.0348; 0.0179 by noise alone)'
+        >>> str(Rated("accuracy", 0.0, 0.2, 0.2))
+        'accuracy 0.0000, cut to its range (standard error 0.2000; 0.2000 by noise alone)'
         """
         if not self.known:
             return f"{self.name} not known (the noise leaves nothing to read)"
@@ -87,7 +89,10 @@ class Rated:
             noise = ""
         else:
             noise = f"; {self.by_noise:.4f} by noise alone"
-        return f"{self.name} {self.value:.4f} (standard error {self.error:.4f}{noise})"
+        cut = ""
+        if self.by_noise and self.value in (0.0, 1.0):  # noise never ends there by itself
+            cut = ", cut to its range"
+        return f"{self.name} {self.value:.4f}{cut} (standard error {self.error:.4f}{noise})"
 
 
 def rated_in(row: Mapping[str, float | None]) -> list[Rated]:
