@@ -22,6 +22,7 @@ from discreet.settings.rules import require_extra
 
 SEPARATORS = ",;\t|"
 MOST_COLUMNS = 100_000
+NUMBER = re.compile(r"\s*[+-]?\d[\d.,]*\s*")
 SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")  # Excel's first line, which is no part of the table
 EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 # The longer marks come first: that of UTF-32 begins with that of UTF-16.
@@ -137,11 +138,15 @@ class CsvTable:
 
     def _check_quotes(self, before: int, last: int, cells: int) -> None:
         """Raises FolderError if the lines of one record would each be a record of as many cells: a
-        quote that begins a cell and does not end takes the rows of others into it."""
+        quote that begins a cell and does not end takes the rows of others into it. Lines of three
+        cells may be prose, unless a column of them has numbers."""
         if last - before < 2 or cells < 3:
             return
-        lines = self._each_line[before:last]
-        if all(line.count(self.mark) == cells - 1 for line in lines):
+        lines = [line.split(self.mark) for line in self._each_line[before:last]]
+        if any(len(line) != cells for line in lines):
+            return
+        has_numbers = any(all(map(NUMBER.fullmatch, column)) for column in zip(*lines, strict=True))
+        if cells > 3 or has_numbers:
             raise FolderError(
                 f"{self.path}, line {before + 1} to {last}: a quote makes one row of lines that "
                 "look like rows: write a quote within a cell twice, or none"

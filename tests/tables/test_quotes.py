@@ -16,6 +16,7 @@ from discreet.tables.owner_split import split_by_owner
 from tests.tables.made_tables import write_hospital
 
 HEAD = "pid,age,returned,note"
+THREE = "pid,age,note"
 OTHERS = [f"P{number},{number},{('no', 'yes')[number % 2]},n{number}" for number in range(20, 60)]
 FIRST, LAST = 'A1,33,no,"severe', "Z9,30,yes,{}"
 # what one patient's note begins, and another's ends or not
@@ -50,6 +51,21 @@ def test_rows_within_a_quote_that_does_not_end_are_refused(rows: list[str], tmp_
     with pytest.raises(ConfigError, match=f"line {line} to "):
         split_site(table, tmp_path / "site", id_column="pid", count=5)
     assert not (tmp_path / "site" / "blocks").exists()
+
+
+def test_of_three_columns_numbers_tell_rows_from_prose(tmp_path: Path) -> None:
+    table = tmp_path / "three.csv"
+    table.write_text(f'{THREE}\nP1,60,"Pain, since\nMay, and "" worse ""\nP2,61,none\n')
+    with pytest.raises(FolderError, match="line 2 to 4: unexpected end"):
+        CsvTable(table).records()
+    table.write_text(f'{THREE}\nP1,60,"severe\nP2,61,none\nP3,62,bad"\n')
+    with pytest.raises(FolderError, match="line 2 to 4: a quote makes one row of lines"):
+        CsvTable(table).records()
+    table.write_text('pid,note,seen\nP1,"Pain, since\nMay, and worse",yes\nP2,none,no\n')
+    assert [row for _, row in CsvTable(table).records()][1:] == [
+        ["P1", "Pain, since\nMay, and worse", "yes"],
+        ["P2", "none", "no"],
+    ]
 
 
 @pytest.mark.parametrize("row", HONEST)
