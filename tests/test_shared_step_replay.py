@@ -7,6 +7,7 @@ server opens.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from discreet.node.work import work_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.planning.plan import Plan
 from discreet.planning.state import initial_state
-from discreet.privacy.randomness import RandomSource
+from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.privacy.secure_grid import SecureSum
 from discreet.protocol.messages import TrainRequest
 from discreet.simulation.chunk import shared_examples
@@ -261,3 +262,51 @@ def test_a_batch_of_one_runs_the_kernels_of_a_larger_one() -> None:
         for count in (1, 2)
     ]
     assert float((sums[1] - sums[0]).double().norm()) <= 0.5 * (1 + 1e-5)
+
+
+def vector_of(model: nn.Module, share: Examples, policy: ClientPolicy | None = None) -> Tensor:
+    """What a node's vector is, with the same noise each time."""
+    vector = vector_of_model(model)
+    source = seeded_source(40693).child("client", 1)
+    node = Client(model, share, None, policy or ClientPolicy(), source)
+    return vector.centred(node.vector(work_of(request(RUN, 1)), params_of(model), vector))
+
+
+@pytest.mark.parametrize(
+    ("count", "policy"),
+    [(16 * PUBLIC, ClientPolicy()), (5 * PUBLIC, ClientPolicy(max_steps=5))],
+    ids=["batches", "steps"],
+)
+def test_no_number_of_examples_silences_all_others(count: int, policy: ClientPolicy) -> None:
+    draws = torch.Generator().manual_seed(40693)
+    alike = 3 + 0.01 * torch.randn(count + 2, DIMS, generator=draws)
+    zeros = torch.zeros(count + 2, dtype=torch.int64)
+    vectors = [
+        vector_of(linear(), Examples(alike[:n], zeros[:n]), policy)
+        for n in range(count - 1, count + 3)
+    ]
+    most = math.sqrt(vector_of_model(linear()).sensitivity_squared)
+    moved = [float((b - a).double().norm()) for a, b in itertools.pairwise(vectors)]
+    assert max(moved) <= most
+    assert min(moved) > 0  # each example counts
+
+
+class Raising(nn.Module):
+    """A site's model that fails for a large input."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if float(inputs.abs().max()) > 1e20:
+            raise RuntimeError("out of range")
+        found: Tensor = self.inner(inputs)
+        return found
+
+
+def test_an_example_that_fails_moves_no_bit_of_the_others() -> None:
+    model, data_owner = Raising(cancelling(torch.float64)), examples(8, seed=4)
+    without = vector_of(model, data_owner)
+    for there in (joined(data_owner, scaled(1e30)), joined(scaled(1e30), data_owner)):
+        assert torch.equal(vector_of(model, there), without)

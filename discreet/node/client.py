@@ -179,7 +179,8 @@ class Client:
         model = self.model
         examples = self.examples
         if failing != NOISE_ALONE:
-            if settings.example is None:  # then n is not public: what is too much is no change
+            # Then n is not public: what is too much is no change. Another step is one, for any n.
+            if settings.example is None and admitted.step is None:
                 check_steps(self.policy, len(examples), settings)
             model, examples = behind_fixed(model, examples)
         update = made(model, params, examples, settings=settings, source=self.source)

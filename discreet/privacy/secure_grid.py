@@ -108,13 +108,14 @@ class SecureSum:
         """The steps in L2 by which an example may move its client's vector beyond R; 0 at user
         level.
 
-        The vector is a truncated float64 sum of m clipped gradients, m at most 16 times
-        `largest_sum`. Truncation moves each coordinate of the difference of two such sums by less
-        than 1: sqrt(num_params) in L2. The error of adding up m numbers is at most (m + 8) 2^-53 of
-        the sum of their sizes (Higham 2002, section 4.2), which is at most m R in L2. An example's
-        own gradient does not depend on the rest of the batch (`shared_step`; for clients that a
-        simulation trains together it is assumed not to, up to 1e-12 of its norm). Both errors are
-        counted for both sums.
+        Truncation to steps moves each coordinate of the difference of two sums by less than 1:
+        sqrt(num_params) in L2. A node's sum is exact before that, for any number of examples
+        (`shared_step`), but for the rounding of a product, which is clamped at R * `largest_sum`. A
+        simulation that trains clients together adds up m gradients in float64, m at most 16 times
+        `largest_sum`: the error is at most (m + 8) 2^-53 of the sum of their sizes (Higham 2002,
+        section 4.2), which is at most m R in L2, and an example's own gradient is assumed not to
+        depend on the rest, up to 1e-12 of its norm. These errors are the larger ones: they are
+        counted, for both sums.
         """
         if not self.largest_sum:
             return 0

@@ -28,12 +28,13 @@ from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.sampling import poisson_sample
+from discreet.privacy.secure_grid import MOST_GRADIENTS
 from discreet.privacy.step_draws import step_batch, step_noise
 from discreet.settings.data import EvaluationConfig
 from discreet.simulation.layer_sequence import Batch, LayerSequence, Params
 from discreet.simulation.mapped_model import MappedModel
 from discreet.training.local_training import LocalSettings, dp_sgd, epoch_order, local_update, sgd
-from discreet.training.shared_step import SharedClip, check_bounded, shared_step
+from discreet.training.shared_step import SharedClip, shared_step
 
 WHITE = 255
 PIECE = 512
@@ -143,6 +144,17 @@ class TrainedExamples:
     def _held_out(self, num_examples: int, client: int) -> Numbers:
         rows = held_out_rows(num_examples, self.every.name(client), share=self.share)
         return rows.numpy()
+
+
+def check_bounded(num_units: int, batch_size: int) -> None:
+    """Raises ValueError if a client has so many units that the float64 sum of their gradients is
+    not bounded. The sums of `shared_step` are exact instead."""
+    most = MOST_GRADIENTS * batch_size
+    if num_units > most:
+        raise ValueError(
+            f"a client has more examples than {MOST_GRADIENTS} * training.batch_size = {most}, "
+            "beyond which a float64 sum of gradients is not bounded: engine=sequential has no bound"
+        )
 
 
 def trained_on(
@@ -412,7 +424,7 @@ class Chunk(Private):
         params = [values.double() for values in layout.copies(start.to(torch.float32), count)]
         if not self.table.sizes.any():
             return torch.zeros(count, layout.size, dtype=torch.float64)
-        check_bounded(int(self.table.sizes.max()), settings)
+        check_bounded(int(self.table.sizes.max()), settings.batch_size)
         batch = self.read(self.table, mean=False)
         if batch.inputs.is_floating_point():
             inputs = batch.inputs.double()

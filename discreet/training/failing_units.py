@@ -28,6 +28,7 @@ logger = logging.getLogger("discreet.client")
 RAISES = "raises"
 COUNTS_AS_ZERO = "counts as zero"
 NOISE_ALONE = "noise alone"
+NO_GRADIENT = "a unit's gradient can't be computed and counts as zero"
 
 
 class TimeIsUp(BaseException):
@@ -64,7 +65,7 @@ class GradientOfUnit:
         try:
             gradient = self._gradient(*unit)
         except Exception as error:  # noqa: BLE001 - of a model or loss that a site may have written
-            say_once("a unit's gradient can't be computed and counts as zero", error)
+            say_once(NO_GRADIENT, error)
             return self.zero()
         clipped, _ = clip_by_norm(gradient.unsqueeze(0), self.clip_norm, order=self.order)
         return clipped[0]
@@ -79,6 +80,20 @@ class GradientOfUnit:
                 loss, trainable(model), allow_unused=True, materialize_grads=True
             )
         return torch.cat([each.reshape(-1) for each in gradients])
+
+
+class Snapshot:
+    """The parameters and buffers of a model. What a failed pass writes must not be seen by another
+    unit."""
+
+    def __init__(self, model: nn.Module) -> None:
+        held = [*model.parameters(), *model.buffers()]
+        self._held = [(value, value.detach().clone()) for value in held]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        for value, kept in self._held:
+            value.copy_(kept)
 
 
 def clipped_total(
@@ -99,18 +114,31 @@ def clipped_total(
         return each.zero()
     if failing == RAISES:
         return together()
-    before = [(value, value.detach().clone()) for value in _tensors(each.model)]
+    before = Snapshot(each.model)
     try:
         return together()
     except Exception as error:  # noqa: BLE001 - of a model or loss that a site may have written
         say_once("the units of a step can't be computed together", error)
-        with torch.no_grad():
-            for value, kept in before:  # what the failed pass wrote is not seen by another unit
-                value.copy_(kept)
+        before.put_back()
         total = each.zero()
         for unit in units:
             total += each.of(unit)
         return total
+
+
+def gradient_or_none(
+    gradient: Callable[[], Tensor], before: Snapshot, *, failing: str
+) -> Tensor | None:
+    """The clipped gradient of one unit, or with COUNTS_AS_ZERO None if it can't be computed: what
+    that wrote into the model is undone."""
+    if failing == RAISES:
+        return gradient()
+    try:
+        return gradient()
+    except Exception as error:  # noqa: BLE001 - of a model or loss that a site may have written
+        say_once(NO_GRADIENT, error)
+        before.put_back()
+        return None
 
 
 def rows_of(inputs: Tensor, targets: Tensor) -> Iterator[Unit]:
@@ -118,11 +146,6 @@ def rows_of(inputs: Tensor, targets: Tensor) -> Iterator[Unit]:
     for place in range(len(targets)):
         row = slice(place, place + 1)
         yield inputs[row], targets[row]
-
-
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
 
 
 def say_once(what: str, error: Exception) -> None:

@@ -4,7 +4,7 @@ level."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,18 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from discreet.models.models import load_parameters, masks_from, to_train
-from discreet.per_example.per_example import clipped_sum_by_owner, sequential_sum
+from discreet.per_example.objective import Loss
+from discreet.per_example.per_example import clipped_sum_by_owner, gradients_in_turn
 from discreet.privacy.randomness import RandomSource
-from discreet.privacy.secure_grid import MOST_GRADIENTS
-from discreet.training.failing_units import (
-    NOISE_ALONE,
-    GradientOfUnit,
-    Unit,
-    clipped_total,
-    rows_of,
-)
+from discreet.training.failing_units import NOISE_ALONE, Snapshot, Unit, gradient_or_none
 from discreet.training.local_training import LocalSettings
 from discreet.training.units import Held, units_of
+
+UNIT_STEPS = 2.0**30  # a clip norm in the steps of a unit's gradient
 
 
 @dataclass(frozen=True)
@@ -35,17 +31,6 @@ class SharedClip:
     clip_norm: float
     source: RandomSource
     rows_per_owner: int | None = None
-
-
-def check_bounded(num_units: int, settings: LocalSettings) -> None:
-    """Raises ValueError if a client has so many units that a float64 sum of their gradients is not
-    bounded."""
-    most = MOST_GRADIENTS * settings.batch_size
-    if num_units > most:
-        raise ValueError(
-            f"this client has more examples than {MOST_GRADIENTS} * training.batch_size = {most}, "
-            "beyond which a float64 sum of gradients is not bounded"
-        )
 
 
 @torch.no_grad()
@@ -63,58 +48,47 @@ def shared_step(
     unit, without noise. The gradient of an owner is that of the mean loss over its rows.
 
     Sensitivity: adding, removing or zeroing out one unit moves it by at most learning_rate * C /
-    batch_size in L2, plus float64 rounding
-    (`discreet.privacy.secure_grid.SecureSum.gradient_slack`). There is no sampling: every unit is
-    in every step. Gradients are taken at `params` (num_params,); the model is not changed.
-
-    Raises ValueError: as `check_bounded`. At a node that counts as no change, since the number of
-    units is hidden.
+    batch_size in L2, plus the rounding of a product
+    (`discreet.privacy.secure_grid.SecureSum.gradient_slack`), however many units there are: each
+    gradient is truncated to whole multiples of C / 2^30, whose sum is exact, and one that can't be
+    computed changes no other. There is no sampling: every unit is in every step. Gradients are
+    taken at `params` (num_params,); the model is not changed.
     """
-    if settings.failing != NOISE_ALONE:
-        check_bounded(len(units_of(examples, clip.rows_per_owner)), settings)
     exact = copy.deepcopy(model).double()
     load_parameters(exact, params)
     to_train(exact)
-    each = GradientOfUnit(exact, settings.loss, clip.clip_norm)
+    before = Snapshot(exact)
+    total = torch.zeros(params.shape, dtype=torch.int64)
+    if settings.failing != NOISE_ALONE:
+        with masks_from(clip.source, exact):
+            for gradient in _gradients(exact, examples, settings.loss, clip):
+                found = gradient_or_none(gradient, before, failing=settings.failing)
+                if found is not None:
+                    total += found.mul_(UNIT_STEPS / clip.clip_norm).long()  # truncates
+    scale = clip.clip_norm / UNIT_STEPS * -settings.learning_rate / settings.batch_size
+    return total.double() * scale
+
+
+def _gradients(
+    model: nn.Module, examples: Held, loss: Loss, clip: SharedClip
+) -> Iterator[Callable[[], Tensor]]:
+    """Functions that compute the clipped gradient of each unit, (num_params,), alone."""
     if clip.rows_per_owner is None:
         table = examples.subset(torch.arange(len(examples)))
         inputs = _in_float64(table.inputs)
-        units = rows_of(inputs, table.targets)
-        together = partial(
-            sequential_sum,
-            exact,
-            inputs,
-            targets=table.targets,
-            clip_norm=clip.clip_norm,
-            loss=settings.loss,
+        yield from gradients_in_turn(
+            model, inputs, targets=table.targets, clip_norm=clip.clip_norm, loss=loss
         )
-    else:
-        owners = [*_owners(examples, clip.rows_per_owner, clip.source)]
-        units = iter(owners)
-        together = partial(_sum_over_owners, each, owners)
-    with masks_from(clip.source, exact):
-        total = clipped_total(together, each, units, failing=settings.failing)
-    return total * (-settings.learning_rate / settings.batch_size)
-
-
-def _owners(examples: Held, most: int, source: RandomSource) -> Iterator[Unit]:
-    """The rows of each owner, in their own memory."""
-    held = units_of(examples, most)
-    everybody = held.drawn(torch.arange(len(held)), source.child("rows"))
+        return
+    held = units_of(examples, clip.rows_per_owner)
+    everybody = held.drawn(torch.arange(len(held)), clip.source.child("rows"))
     for inputs, targets in held.each(everybody):
-        yield _in_float64(inputs), targets
+        yield partial(_of_owner, model, (_in_float64(inputs), targets), loss, clip.clip_norm)
 
 
-def _sum_over_owners(each: GradientOfUnit, owners: Sequence[Unit]) -> Tensor:
-    """The sum of the owners' clipped gradients, one owner after the other: adding or removing one
-    does not change a single bit of the others'."""
-    total = each.zero()
-    for inputs, targets in owners:
-        alone = torch.zeros(len(targets), dtype=torch.int64)
-        total += clipped_sum_by_owner(
-            each.model, (inputs, targets), alone, clip_norm=each.clip_norm, loss=each.loss
-        )[0]
-    return total
+def _of_owner(model: nn.Module, rows: Unit, loss: Loss, clip_norm: float) -> Tensor:
+    alone = torch.zeros(len(rows[1]), dtype=torch.int64)
+    return clipped_sum_by_owner(model, rows, alone, clip_norm=clip_norm, loss=loss)[0]
 
 
 def _in_float64(inputs: Tensor) -> Tensor:

@@ -26,7 +26,6 @@ from discreet.settings.adjacency import EXAMPLE, LOCAL, USER
 from discreet.settings.client_settings import ClientSettings
 from discreet.settings.settings import client_settings
 from discreet.simulation.in_process import simulate
-from discreet.training.shared_step import check_bounded
 from tests.node.clients import ledger_at
 
 EVENT = poisson_round_event(0.2, noise_multiplier=1.1)
@@ -86,20 +85,6 @@ def test_many_clients_at_once_are_admitted_as_sequentially(
         for who in (many, each)
     ]
     assert rows[0] == rows[1]
-
-
-def test_in_a_shared_step_a_client_may_have_16_batches_of_examples_and_no_more(
-    tmp_path: Path,
-) -> None:
-    found = enter(tmp_path, {"0": 128, "1": 129}, *SHARED)
-    # Their number is hidden: both take part, and the second one's work counts as no change.
-    assert isinstance(found["0"], Admitted)
-    assert isinstance(found["1"], Admitted)
-    training = found["1"].training
-    assert training is not None
-    check_bounded(128, training)
-    with pytest.raises(ValueError, match=r"more examples than 16 \* training.batch_size = 128"):
-        check_bounded(129, training)
 
 
 def test_a_client_that_one_of_two_budgets_refuses_is_charged_for_neither(tmp_path: Path) -> None:

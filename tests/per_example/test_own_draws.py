@@ -17,9 +17,9 @@ from discreet.layers.draws import drawn_from, own_draws
 from discreet.per_example.per_example import (
     clipped_gradient_sum,
     clipped_sum_by_owner,
-    sequential_sum,
 )
 from discreet.privacy.row_words import RowWords, spread
+from tests.per_example.in_turn import sequential_sum
 from tests.per_example.key_masks import CPU, KEY
 
 COUNT = 12

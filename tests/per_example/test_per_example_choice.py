@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from discreet.layers import convolution
 from discreet.per_example.objective import cross_entropy
-from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
+from discreet.per_example.per_example import clipped_gradient_sum
 from tests.per_example.call_counts import as_on
+from tests.per_example.in_turn import sequential_sum
 from tests.per_example.test_per_example_oracle import assert_matches
 
 Model = TypeVar("Model", bound=nn.Module)

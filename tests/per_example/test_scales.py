@@ -18,12 +18,12 @@ from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import (
     clipped_gradient_sum,
     l1_clipped_gradient_sum,
-    sequential_sum,
 )
 from discreet.per_example.trial import FLOAT32, PARTS, PRECISION, exact_products
 from discreet.privacy.quantile import LARGEST_NUMBER, LEAST_NUMBER
 from discreet.simulation.chunk import SecureDraws
 from discreet.training.local_training import LocalSettings
+from tests.per_example.in_turn import sequential_sum
 from tests.per_example.layers_cases import DATA_OWNERS, SEQUENCES, WEIGHTS, Case, encoder
 from tests.per_example.layers_table import inputs_of, model_of
 from tests.simulation.chunks import Clients

@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from discreet.layers.alone import Alone
 from discreet.layers.layer_rules import RULES
-from discreet.per_example.per_example import clipped_gradient_sum, sequential_sum
+from discreet.per_example.per_example import clipped_gradient_sum
+from tests.per_example.in_turn import sequential_sum
 from tests.per_example.notes import Notes
 from tests.per_example.test_per_example_choice import seeded
 from tests.per_example.test_per_example_oracle import assert_matches
