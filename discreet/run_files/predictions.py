@@ -3,6 +3,7 @@ quality."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -292,6 +293,36 @@ def predictions_csv(
                     f"{title}_{name}": _written(values[:, i]) for i, name in enumerate(target.names)
                 }
     return csv_text([columns, *zip(*columns.values(), strict=True)])
+
+
+def require_replaceable(path: Path, data: Path | None) -> None:
+    """Raises FolderError if predictions written to `path` would replace anything but earlier ones:
+    the file `data` that is predicted, or another file that is there."""
+    if not path.exists():
+        return
+    if data is not None and data.exists() and path.samefile(data):
+        raise FolderError(
+            f"--out {path} is the file that --data reads, and would be overwritten: name a new "
+            "file, such as predicted.csv"
+        )
+    if not _holds_predictions(path):
+        raise FolderError(
+            f"--out {path} exists already, and is not a file of predictions, which alone are "
+            "replaced: name a new file"
+        )
+
+
+def _holds_predictions(path: Path) -> bool:
+    """True if a file begins as `predictions_csv` writes it."""
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        try:
+            header = next(csv.reader(file), [])
+        except csv.Error:  # a file of another kind
+            return False
+    titles = tuple(f"{title}_" for title in _TITLES.values())
+    return header[:1] == ["row"] and header[-1].startswith(titles)
 
 
 def _class_names(saved: SavedModel) -> tuple[str, ...]:

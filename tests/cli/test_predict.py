@@ -136,3 +136,25 @@ def test_a_column_that_tells_rows_apart_is_copied_as_text_that_no_spreadsheet_ru
     )
     (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
     assert (row["row"], row["'@who"]) == ("0", "'=HYPERLINK(1)")
+
+
+def test_out_replaces_earlier_predictions_and_no_other_file(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_csv(tmp_path / "new.csv", NAMES, raw_rows(3))
+    (tmp_path / "link.csv").symlink_to(data)
+    kept = [data, tmp_path / "link.csv", run / "metrics.csv", run / "model.safetensors"]
+    before = [path.read_bytes() for path in kept]
+    for path in (*kept, tmp_path):
+        assert main([str(run), "--data", str(data), "--out", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
+    assert [path.read_bytes() for path in kept] == before
+    assert (tmp_path / "link.csv").is_symlink()
+
+    out = tmp_path / "out.csv"
+    for more in ([], ["--id", NAMES[0]], []):
+        assert main([str(run), "--data", str(data), "--out", str(out), *more]) == 0
+    with out.open("a") as file:
+        file.write("3,1,0.5,0.5\n")
+    assert main([str(run), "--data", str(out), "--out", str(out)]) == 2
+    assert "--data" in capsys.readouterr().err
