@@ -23,14 +23,20 @@ examples:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Option
 
 from discreet.data.csv_table import CsvTable
-from discreet.data.description import DESCRIPTION, read_description
+from discreet.data.description import (
+    DESCRIPTION,
+    TABLES,
+    DataDescription,
+    read_description,
+)
 from discreet.data.targets import FolderError
 from discreet.run_files.whole_files import replace_file
 from discreet.settings.foreign_files import read_text
@@ -44,6 +50,10 @@ def command(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     owner: Annotated[str | None, Option(metavar="COLUMN", help="whose each row is")] = None,
     target: Annotated[str | None, Option(metavar="COLUMN", help="check: what is predicted")] = None,
+    event: Annotated[
+        str | None,
+        Option(metavar="COLUMN", help="check: whether an event ended the time in --target"),
+    ] = None,
     test: Annotated[float, Option(metavar="SHARE", help="split: of all owners")] = 0.2,
     encoding: Annotated[
         str | None, Option(help="of FILE, if it is not UTF-8, such as cp1252")
@@ -94,6 +104,7 @@ def command(
         given = {
             "--owner": owner,
             "--target": target,
+            "--event": event,
             "--encoding": encoding,
             "--separator": separator,
             "--ids": ids,
@@ -103,7 +114,7 @@ def command(
             print(f"{description} is there already and counts, not {', '.join(unread)}")
         _check(file, write)
     else:
-        proposal = propose(given_table, target=target, owner=owner, ids=ids)
+        proposal = propose(given_table, target=target, owner=owner, ids=ids, event=event)
         print(proposal, end="")
         if write:
             replace_file(description, proposal.encode())
@@ -185,7 +196,6 @@ def _check(file: Path, write: bool) -> None:
 def _say_cells(file: Path, write: bool) -> None:
     """Prints what can't be read, or is read as something else, of each column; hints; and columns
     that can be described now, which are written on request."""
-    from discreet.data.folder import csv_table, opened
     from discreet.tables.cell_counts import cell_counts, readings_of
     from discreet.tables.completion import completed
     from discreet.tables.hints import hints
@@ -201,10 +211,9 @@ def _say_cells(file: Path, write: bool) -> None:
             f"{path} describes {description.file}, not {file.name}: check that, or "
             f"move {file.name} to a folder of its own"
         )
-    if description.format != "csv" or not description.columns:
+    table, cells = _opened(folder, description)
+    if table is None or not description.columns:
         return
-    table = csv_table(folder / description.file, description)
-    cells = {name: column.to_pylist() for name, column in opened(table.path, description).items()}
     text, names = completed(read_text(path, FolderError), table, cells, description.marks)
     if names and write:
         replace_file(path, text.encode())
@@ -219,3 +228,31 @@ def _say_cells(file: Path, write: bool) -> None:
     if not any(each.wrong for each in counts):
         for hint in hints(description, cells, readings, table.place_of):
             print(hint)
+
+
+def _opened(
+    folder: Path, description: DataDescription
+) -> tuple[CsvTable | None, dict[str, list[Any]]]:
+    """The table of a description if it is CSV, and the cells of a table by column, after what is to
+    be said of its target was printed."""
+    from discreet.data.folder import csv_table, opened
+    from discreet.data.table_files import file_in
+    from discreet.tables.target_counts import target_counts
+
+    if description.format not in TABLES:
+        return None, {}
+    path = file_in(folder, description.file)
+    found = opened(path, description)
+    table = None
+    place_of: Callable[[int], str] = "row {}".format
+    if description.format == "csv":
+        table = csv_table(path, description)
+        place_of = table.place_of
+    names = description.target_names
+    if description.padding is None and {*names} <= {*found}:
+        targets = {name: found[name].to_pylist() for name in names}
+        for line in target_counts(description, targets, place_of):
+            print(line)
+    if table is None or not description.columns:
+        return table, {}
+    return table, {name: column.to_pylist() for name, column in found.items()}

@@ -75,6 +75,8 @@ def command(
         if test is not None:  # rows of a file may be of one person, which is not known there
             known = intervals_of(said, targets, target, owners=test.owners)
         print("  ".join(_rating(name, value, known.get(name)) for name, value in found.items()))
+        if (rated := predictions.rated_class(saved)) is not None:
+            print(f"precision, recall and f1 are of the class {rated}, the second of two")
 
 
 def _say_counts(path: Path, description: DataDescription) -> None:

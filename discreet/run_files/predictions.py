@@ -94,6 +94,7 @@ def load_model(run: Path) -> SavedModel:
             raise ConfigError(
                 "it holds the arrays of another Flower app: predict with that app's own code"
             )
+        data = facts["data"]
         shape = _shape_of(facts)
         named = ModelConfig(facts["model"])
         told = facts.get("model_settings")  # not of a run of before there were any
@@ -106,7 +107,7 @@ def load_model(run: Path) -> SavedModel:
                 parameter.copy_(tensors[name])
         listed = json.loads(facts.get("normaliser", "{}"))
         by = NormaliserConfig(**{name: values or None for name, values in listed.items()})
-    return SavedModel(model.eval(), facts["data"], shape, _described(run, facts["data"]), by)
+    return SavedModel(model.eval(), data, shape, _described(run, data), by)
 
 
 def _described(run: Path, data: str) -> DataDescription | None:
@@ -373,6 +374,15 @@ def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, fl
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
+def rated_class(saved: SavedModel) -> str | None:
+    """The class that precision, recall and f1 of `indicators_of` are of: the second of two. None
+    for other targets."""
+    names = _class_names(saved)
+    if saved.shape.target.kind not in (CLASSES, SEQUENCES) or len(names) != 2:
+        return None
+    return names[1]
+
+
 NOTE = "on the public test set: reveals nothing about the clients' data beyond the model itself"
 
 
@@ -384,7 +394,10 @@ def write_predictions(run: Path) -> None:
     said = predict(saved, test.inputs)
     replace_file(run / PREDICTIONS_FILE, predictions_csv(saved, said, test.targets).encode())
     found = indicators_of(said, test.targets, saved.shape.target)
-    write_json(run / INDICATORS_FILE, {"test": {"note": NOTE, **found}})
+    facts = {"note": NOTE, **found}
+    if (rated := rated_class(saved)) is not None:
+        facts["precision_recall_f1_of"] = rated
+    write_json(run / INDICATORS_FILE, {"test": facts})
 
 
 def task_of(run: Path) -> Task:

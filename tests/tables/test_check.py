@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -299,3 +300,47 @@ def test_a_target_that_writes_one_number_in_two_ways_has_no_more_classes_for_it(
     (tmp_path / "t.csv").write_text("\n".join(rows))
     assert data(["check", str(tmp_path / "t.csv"), "--target", "y"]) == 2
     assert "y writes one number in several ways" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "proposed"),
+    [
+        (("ja", "nein"), ["nein", "ja"]),
+        (("Y", "N"), ["N", "Y"]),
+        (("positive", "negative"), ["negative", "positive"]),
+        (("benign", "malign"), ["benign", "malign"]),
+        (("died", "alive"), ["alive", "died"]),
+        (("F", "M"), ["F", "M"]),
+        (("+", "-"), ["-", "+"]),
+    ],
+)
+def test_of_two_classes_the_word_that_means_yes_is_proposed_second_and_counted(
+    words: tuple[str, str], proposed: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["x,y", *(f"{at % 7},{words[at % 5 > 1]}" for at in range(40))]
+    assert checked(tmp_path, rows, "--target", "y", "--write") == 0
+    count = sum(row.endswith(f",{proposed[1]}") for row in rows)
+    said = capsys.readouterr().out
+    assert f"# {proposed[1]}, in {count} of 40 rows, is the second class" in said
+    path = tmp_path / "data.toml"
+    assert tomllib.loads(path.read_text())["classes"] == proposed
+    path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
+    assert checked(tmp_path, rows) == 0
+    said = capsys.readouterr().out
+    assert f"second class: y = {proposed[1]} in {count} of 40 rows" in said
+    assert f"If {proposed[0]} is meant" in said
+
+
+def test_rows_without_a_target_are_counted_before_and_after_data_toml_is_there(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["x,y", *(f"{at % 7},{('no', 'yes', '', 'NA', 'unknown')[at % 5]}" for at in range(40))]
+    for more in ([], ["--write"]):
+        assert checked(tmp_path, rows, "--target", "y", *more) == 0
+        said = capsys.readouterr().out
+        assert "# y is empty in 16 of 40 rows" in said
+        assert "# does unknown, in 8 of 40 rows, say that nothing is known?" in said
+    path = tmp_path / "data.toml"
+    path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
+    assert checked(tmp_path, rows) == 2
+    assert "y is empty in 16 of 40 rows, first in line 4:" in capsys.readouterr().out

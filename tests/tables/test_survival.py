@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +97,73 @@ def test_a_time_or_event_that_is_none_is_named_with_its_line(
     with pytest.raises(FolderError, match=message) as error:
         load_folder(str(folder))
     assert "line 3" in str(error.value)
+
+
+def test_words_of_an_event_without_classes_are_asked_for_in_their_order(folder: Path) -> None:
+    (folder / "data.toml").write_text(TOML.replace('classes = ["no", "yes"]', ""))
+    with pytest.raises(FolderError, match=r'event second: classes = \["no", "yes"\]'):
+        load_folder(str(folder))
+
+
+@pytest.mark.parametrize(("order", "event"), [(["no", "yes"], "yes"), (["yes", "no"], "no")])
+def test_check_says_which_word_is_the_event_and_in_how_many_rows(
+    order: list[str], event: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TOML.replace('classes = ["no", "yes"]', f"classes = {json.dumps(order)}")
+    (folder / "data.toml").write_text(text)
+    count = (folder / "train.csv").read_text().count(f",{event}\n")
+    assert main(["data", "check", str(folder / "train.csv")]) == 0
+    assert f"event: died = {event} in {count} of 400 rows" in capsys.readouterr().out
+
+
+def test_an_event_of_numbers_is_counted_too(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data.toml").write_text(TOML.replace('classes = ["no", "yes"]', ""))
+    (folder / "test.csv").write_text("pid,age,lab,days,died\nt,50,5,9,0\n")
+    (folder / "train.csv").write_text("pid,age,lab,days,died\na,50,5,9,1\nb,50,5,9,0\n")
+    assert main(["data", "check", str(folder / "train.csv")]) == 0
+    assert "event: died = 1 in 1 of 2 rows" in capsys.readouterr().out
+
+
+def test_check_proposes_an_event_with_its_word_second_and_hints_at_an_unnamed_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data.toml").unlink()
+    for name in ("train.csv", "test.csv"):
+        words = (folder / name).read_text().replace(",yes", ",ja").replace(",no", ",nein")
+        (folder / name).write_text(words)
+    check = ["data", "check", str(folder / "train.csv"), "--owner", "pid", "--target", "days"]
+    assert main(check) == 0
+    assert "--target days --event died" in capsys.readouterr().out
+
+    assert main([*check, "--event", "died", "--write"]) == 0
+    path = folder / "data.toml"
+    text = path.read_text()
+    described = tomllib.loads(text)
+    assert described["classes"] == ["nein", "ja"]
+    assert {*described["columns"]} == {"age", "lab"}
+    path.write_text(re.sub("(?m)^unconfirmed.*$", "", text))
+    assert load_folder(str(folder)).shape.target.kind == SURVIVAL
+
+
+EVENTS = {
+    ("--event", "died"): "--event needs --target",
+    ("--event", "dead", "--target", "days"): "no column dead",
+    ("--event", "lab", "--target", "days"): "lab says",
+    ("--event", "died", "--target", "died"): "--target and --event are both died",
+    ("--owner", "pid", "--target", "pid"): "--target and --owner are both pid",
+    ("--event", "died", "--target", "pid"): "pid must be the time until died",
+}
+
+
+@pytest.mark.parametrize(("words", "message"), EVENTS.items())
+def test_an_event_that_is_none_is_refused_by_check(
+    words: tuple[str, ...], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data.toml").unlink()
+    assert main(["data", "check", str(folder / "train.csv"), *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 RULES = {
