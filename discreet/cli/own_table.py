@@ -181,6 +181,12 @@ def _check(file: Path, write: bool) -> None:
         f"{len(task.test)} to test"
     )
     start = f"discreet simulate experiment=table data.path={folder}"
+    if not len(task.test):
+        start += " evaluation.kind=none"
+        print(
+            "There is no test set, so no round is rated: `discreet data split` makes a public one, "
+            "and with evaluation.kind=private clients rate the model"
+        )
     if task.owners is not None:
         owners = len(set(task.owners.tolist()))
         print(f"{owners} owners ({description.owner}), each of whom becomes a client. Start with:")
@@ -237,19 +243,21 @@ def _opened(
     be said of its target was printed."""
     from discreet.data.folder import csv_table, opened
     from discreet.data.table_files import file_in
+    from discreet.tables.header import require_described
     from discreet.tables.target_counts import target_counts
 
     if description.format not in TABLES:
         return None, {}
     path = file_in(folder, description.file)
     found = opened(path, description)
+    require_described(path, found, description)
     table = None
     place_of: Callable[[int], str] = "row {}".format
     if description.format == "csv":
         table = csv_table(path, description)
         place_of = table.place_of
     names = description.target_names
-    if description.padding is None and {*names} <= {*found}:
+    if description.padding is None:
         targets = {name: found[name].to_pylist() for name in names}
         for line in target_counts(description, targets, place_of):
             print(line)

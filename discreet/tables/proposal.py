@@ -19,7 +19,13 @@ from discreet.data.csv_table import CsvTable
 from discreet.data.empty_cells import is_empty
 from discreet.data.targets import FolderError
 from discreet.privacy.person import KEY, OtherSpelling, person_keys
-from discreet.tables.doubts import TWINS, doubt_in, point_doubt
+from discreet.tables.doubts import (
+    SHORT_FORMATS,
+    TWINS,
+    doubt_in,
+    first_row,
+    point_doubt,
+)
 from discreet.tables.header import column_place, names_in
 from discreet.tables.target_proposal import (
     case_note,
@@ -47,6 +53,7 @@ DATE_FORMATS = (
     "%d.%m.%Y %H:%M",
     "%d.%m.%Y %H:%M:%S",
 )
+LIKE_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}", re.ASCII)
 CODE = re.compile(r"\d+", re.ASCII)
 POWER_CODE = re.compile(r"\d+E\d+", re.ASCII | re.I)
 LEADING_ZERO = re.compile(r"0\d+", re.ASCII)
@@ -281,16 +288,58 @@ def _quantity_guess(
         return _date_guess(fitting[:1], _days(fitting[0], full) or [], some_empty)
     if doubt := doubt_in(cells, marks):
         return Guess("", doubt.why, doubt.row)
-    return _two_formats(full, some_empty)
+    return _several_formats(full, some_empty) or _mixed_dates(cells)
 
 
-def _two_formats(full: Sequence[str], some_empty: bool) -> Guess | None:
-    """The guess for dates in two formats, if each cell fits one of them alone."""
-    for pair in combinations(filter(None, DATE_FORMATS), 2):
-        with suppress(ValueError):
-            days = [date.fromordinal(int(day_in(cell, pair))) for cell in full]
-            return _date_guess(pair, days, some_empty, "dates in two formats")
+def _several_formats(full: Sequence[str], some_empty: bool) -> Guess | None:
+    """The guess for dates in two or three formats, if each cell is one day by all formats that read
+    the column."""
+    words = {*full}
+    for count in (2, 3):
+        found = dict[tuple[str, ...], list[date]]()
+        for forms in combinations(filter(None, DATE_FORMATS), count):
+            with suppress(ValueError):
+                found[forms] = [date.fromordinal(int(day_in(cell, forms))) for cell in words]
+        if found:
+            forms, days = next(iter(found.items()))
+            if any(others != days for others in found.values()):
+                return None
+            return _date_guess(forms, days, some_empty, f"dates in {count} formats")
     return None
+
+
+def _mixed_dates(cells: Sequence[str]) -> Guess | None:
+    """The guess for a column of which most cells are dates in several formats, if some may be two
+    days or no date: it is left out."""
+    words = {cell.strip() for cell in cells if not is_empty(cell)}
+    words = {word for word in words if word.casefold() not in WORDS}
+    like_dates = {word for word in words if LIKE_DATE.match(word)}
+    if len(like_dates) <= len(words) / 2:
+        return None
+    forms, left = _formats_in(words)
+    if len(forms) < 2 or len(left) >= len(words) / 2:
+        return None
+    listed_forms = ", ".join(forms)
+    remedy = "write all in one, and check again"
+    if left:
+        why = f"is no date, and most are, in the formats {listed_forms}: {remedy}"
+        return Guess("", why, first_row(cells, left.__contains__))
+    why = f"dates in several formats, {listed_forms}, of which some may be another day in another"
+    return Guess("", f"{why}: {remedy}")
+
+
+def _formats_in(words: set[str]) -> tuple[list[str], set[str]]:
+    """The formats of dates that read the most words together, and the words that none reads."""
+    known = filter(None, (*DATE_FORMATS, *SHORT_FORMATS))
+    fits = {form: {word for word in words if _days(form, [word])} for form in known}
+    forms = list[str]()
+    left = words
+    while True:
+        best = max(fits, key=lambda form: len(fits[form] & left))
+        if not fits[best] & left:
+            return forms, left
+        forms.append(best)
+        left = left - fits[best]
 
 
 def _word_guess(cells: Sequence[str], full: Sequence[str], marks: Marks) -> Guess:

@@ -27,6 +27,7 @@ def target_counts(
                 f"{place_of(empty[0])}: leave them out, or fill them"
             )
     if description.event is not None:
+        yield from _negative_times(description, cells, place_of)
         name = description.event
         yield (
             f"event: {_counted(cells[name], name, description)}. The other rows were seen without "
@@ -40,6 +41,27 @@ def target_counts(
         )
 
 
+def _negative_times(
+    description: DataDescription,
+    cells: Mapping[str, Sequence[Any]],
+    place_of: Callable[[int], str],
+) -> Iterator[str]:
+    name = str(description.target)
+    marks = description.marks
+    below = [row for row, cell in enumerate(cells[name]) if (_number(cell, marks) or 0) < 0]
+    if below:
+        yield (
+            f"{name} is below 0 in {len(below)} of {len(cells[name])} rows, first in "
+            f"{place_of(below[0])}: a time counts from 0, so correct them, or leave them out"
+        )
+
+
+def _number(cell: object, marks: Marks) -> float | None:
+    with suppress(ValueError):
+        return number_in(cell, marks)
+    return None
+
+
 def _lacks(cell: object, description: DataDescription) -> bool:
     """True for an empty cell that is no word of `classes`."""
     return is_empty(cell) and str(cell).strip() not in description.classes
@@ -48,7 +70,7 @@ def _lacks(cell: object, description: DataDescription) -> bool:
 def _counted(cells: Sequence[Any], name: str, description: DataDescription) -> str:
     """The second of two classes, and the number of rows that have it."""
     if not description.classes:
-        count = sum(_is_one(cell, description.marks) for cell in cells)
+        count = sum(_number(cell, description.marks) == 1 for cell in cells)
         return f"{name} = 1 in {count} of {len(cells)} rows"
     second = description.classes[1].strip()
     words = {second} | {
@@ -56,12 +78,6 @@ def _counted(cells: Sequence[Any], name: str, description: DataDescription) -> s
     }
     count = sum(str(cell).strip() in words for cell in cells)
     return f"{name} = {' or '.join(sorted(words))} in {count} of {len(cells)} rows"
-
-
-def _is_one(cell: object, marks: Marks) -> bool:
-    with suppress(ValueError):
-        return number_in(cell, marks) == 1
-    return False
 
 
 def _other_order(description: DataDescription) -> str:

@@ -101,7 +101,7 @@ def test_a_time_or_event_that_is_none_is_named_with_its_line(
 
 def test_words_of_an_event_without_classes_are_asked_for_in_their_order(folder: Path) -> None:
     (folder / "data.toml").write_text(TOML.replace('classes = ["no", "yes"]', ""))
-    with pytest.raises(FolderError, match=r'event second: classes = \["no", "yes"\]'):
+    with pytest.raises(FolderError, match=r'event second, such as classes = \["no", "yes"\]'):
         load_folder(str(folder))
 
 
@@ -147,6 +147,35 @@ def test_check_proposes_an_event_with_its_word_second_and_hints_at_an_unnamed_on
     assert load_folder(str(folder)).shape.target.kind == SURVIVAL
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "missing"),
+    [
+        ('event = "died"', 'event = "dead"', "column dead;"),
+        ('target = "days"', 'target = "tage"', "column tage;"),
+        ('owner = "pid"', 'owner = "who"', "column who;"),
+        ("age = [30, 90]", "old = [30, 90]", "column old;"),
+    ],
+)
+def test_a_column_that_there_is_not_is_named_by_check_with_those_that_there_are(
+    old: str, new: str, missing: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data.toml").write_text(TOML.replace(old, new))
+    assert main(["data", "check", str(folder / "train.csv")]) == 2
+    said = capsys.readouterr().err
+    assert f"has no {missing} there are pid, age, lab, days, died" in said
+    with pytest.raises(FolderError, match=f"has no column or array {missing[7:-1]}$"):
+        load_folder(str(folder))
+
+
+def test_negative_times_are_counted_by_check_with_their_column(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["pid,age,lab,days,died", "a,50,5,-9,no", "b,50,5,9,yes", "c,50,5,-1,no"]
+    (folder / "train.csv").write_text("\n".join(lines) + "\n")
+    assert main(["data", "check", str(folder / "train.csv")]) == 2
+    assert "days is below 0 in 2 of 3 rows, first in line 2" in capsys.readouterr().out
+
+
 EVENTS = {
     ("--event", "died"): "--event needs --target",
     ("--event", "dead", "--target", "days"): "no column dead",
@@ -169,7 +198,9 @@ def test_an_event_that_is_none_is_refused_by_check(
 RULES = {
     "times = [180, 90]": "times must be the ends of the intervals",
     "times = [0, 90]": "times must be the ends of the intervals",
-    "": "event and times must be given together",
+    "": "event and times must be given together, and not empty",
+    "times = []": "event and times must be given together, and not empty",
+    "times = 30": r"times must be a list, such as times = \[30\]",
     'times = [9]\ntest_target = "x"': "times can't be combined with test_target",
 }
 
