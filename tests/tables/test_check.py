@@ -373,5 +373,7 @@ def test_check_of_a_table_without_a_test_set_names_a_command_that_is_not_refused
     words.remove("evaluation.kind=none")
     with pytest.raises(ConfigError, match=r"kind=public needs .* data split.*kind=private.*none"):
         resolve(load_config(words))
-    with pytest.raises(ConfigError, match=r"predictions=true needs .* operations\.predictions=false"):
+    with pytest.raises(
+        ConfigError, match=r"predictions=true needs .* operations\.predictions=false"
+    ):
         resolve(load_config([*words, "evaluation.kind=none", "operations.predictions=true"]))
