@@ -43,7 +43,7 @@ Capture = pytest.CaptureFixture[str]
         ("seen", ["2023-05-01", "01.05.2023", "05/06/2023"] * 9, "dates in several formats, %"),
         ("seen", ["2023-05-01", "05/06/2023"] * 9, "dates in several formats, %"),
         ("seen", ["2023-05-01", "01.05.2023", "soon"] * 9, "the formats %Y-%m-%d, %d.%m.%Y: write"),
-        ("weight", ["70 kg", "154 lb", "80 kg"] * 9, "has several units"),
+        ("weight", ["70 kg", "154 lb", "80 kg"] * 9, "has one of several units"),
         ("weight", ["70 kg", "80", "90"] * 9, "and others none"),
         ("dose", ["1\u00a0234,5", "2\u00a0345,5"] * 9, "write thousands for it"),
         ("crp", ["3", "4", ">500"] * 9, "write the limit alone"),

@@ -200,6 +200,7 @@ RULES = {
     "times = [0, 90]": "times must be the ends of the intervals",
     "": "event and times must be given together, and not empty",
     "times = []": "event and times must be given together, and not empty",
+    'times = [9]\nclass_words = { ja = "maybe" }': "class_words must map words to classes",
     "times = 30": r"times must be a list, such as times = \[30\]",
     'times = [9]\ntest_target = "x"': "times can't be combined with test_target",
 }
