@@ -4,7 +4,8 @@ split   splits FILE into train.csv and test.csv beside it (or .jsonl, .parquet, 
         with all rows of an owner in one of the two. The test set is public: nobody in it is
         protected. Use people who have agreed to that
 check   without a data.toml beside FILE, proposes one; --write writes it. It reads the data for
-        that, and lists the values that must be replaced by public ones before a run. With a
+        that, and lists the values that must be replaced by public ones before a run. --event is
+        the column that says whether an event ended the time in --target. With a
         data.toml beside FILE, checks that all rows fit it, counts what can't be read by column,
         and prints hints and the settings to use; --write adds columns that were left out and can
         be described now that their cells are corrected

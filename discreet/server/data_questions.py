@@ -125,7 +125,7 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
         nobody = "; seed is set, so the noise protects nobody"
     else:
         nobody = ""
-    if task.description is not None:
+    if task.description is not None and task.description.columns:
         units = "values of columns are as a model reads them: -1..1 for low..high\n"
     else:
         units = ""

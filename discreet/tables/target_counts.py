@@ -10,6 +10,7 @@ from typing import Any
 from discreet.data.cell_reading import Marks, number_in
 from discreet.data.description import DataDescription
 from discreet.data.empty_cells import is_empty
+from discreet.tables.target_proposal import EVENTS, event_advice
 
 
 def target_counts(
@@ -17,7 +18,8 @@ def target_counts(
     cells: Mapping[str, Sequence[Any]],
     place_of: Callable[[int], str],
 ) -> Iterator[str]:
-    """A sentence on the rows without a target, and on the second of two classes. `cells`: those of
+    """A sentence on the rows without a target, on the second of two classes, and on an input that
+    may be the event of a time. `cells`: those of
     each target by its column. `place_of`: the words for a row."""
     for name in description.target_names:
         empty = [row for row, cell in enumerate(cells[name]) if _lacks(cell, description)]
@@ -39,6 +41,11 @@ def target_counts(
             f"second class: {_counted(cells[name], name, description)}. Probabilities, precision, "
             f"recall, f1 and curves are of it{_other_order(description)}"
         )
+    elif description.target_low is not None and description.target is not None:
+        for column in description.columns:
+            has_two = len(column.levels) == 2 or (column.low, column.high) == (0, 1)
+            if has_two and EVENTS.fullmatch(column.name):
+                yield event_advice(description.target, column.name)
 
 
 def _negative_times(
@@ -73,9 +80,8 @@ def _counted(cells: Sequence[Any], name: str, description: DataDescription) -> s
         count = sum(_number(cell, description.marks) == 1 for cell in cells)
         return f"{name} = 1 in {count} of {len(cells)} rows"
     second = description.classes[1].strip()
-    words = {second} | {
-        word for word, known in description.class_words.items() if known.strip() == second
-    }
+    meanings = {second: second} | description.class_words
+    words = {word for word, known in meanings.items() if known.strip() == second}
     count = sum(str(cell).strip() in words for cell in cells)
     return f"{name} = {' or '.join(sorted(words))} in {count} of {len(cells)} rows"
 

@@ -154,10 +154,15 @@ def event_hint(columns: Mapping[str, Sequence[str]], target: str) -> Iterator[st
     for name, cells in columns.items():
         words = {cell.strip() for cell in cells if not is_empty(cell)}
         if name != target and EVENTS.fullmatch(name) and len(words) == 2:
-            yield (
-                f"# if {target} is the time until {name}, {name} is no input: move data.toml away, "
-                f"and check with --target {target} --event {name}"
-            )
+            yield f"# {event_advice(target, name)}"
+
+
+def event_advice(target: str, event: str) -> str:
+    """What to do if a column says whether an event ended the time in the target."""
+    return (
+        f"if {target} is the time until {event}, {event} is no input: move data.toml away, and "
+        f"check with --target {target} --event {event}"
+    )
 
 
 def empty_lines(cells: Sequence[str], name: str) -> Iterator[str]:

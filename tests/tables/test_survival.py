@@ -105,12 +105,20 @@ def test_words_of_an_event_without_classes_are_asked_for_in_their_order(folder: 
         load_folder(str(folder))
 
 
-@pytest.mark.parametrize(("order", "event"), [(["no", "yes"], "yes"), (["yes", "no"], "no")])
+WORDS = {
+    "yes": 'classes = ["no", "yes"]',
+    "no": 'classes = ["yes", "no"]',
+    # a site that writes the shared words the other way round
+    "no as yes": 'classes = ["no", "yes"]\nclass_words = { no = "yes", yes = "no" }',
+}
+
+
+@pytest.mark.parametrize(("event", "lines"), WORDS.items())
 def test_check_says_which_word_is_the_event_and_in_how_many_rows(
-    order: list[str], event: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    event: str, lines: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = TOML.replace('classes = ["no", "yes"]', f"classes = {json.dumps(order)}")
-    (folder / "data.toml").write_text(text)
+    (folder / "data.toml").write_text(TOML.replace('classes = ["no", "yes"]', lines))
+    event = event.split()[0]
     count = (folder / "train.csv").read_text().count(f",{event}\n")
     assert main(["data", "check", str(folder / "train.csv")]) == 0
     assert f"event: died = {event} in {count} of 400 rows" in capsys.readouterr().out
@@ -134,11 +142,15 @@ def test_check_proposes_an_event_with_its_word_second_and_hints_at_an_unnamed_on
         words = (folder / name).read_text().replace(",yes", ",ja").replace(",no", ",nein")
         (folder / name).write_text(words)
     check = ["data", "check", str(folder / "train.csv"), "--owner", "pid", "--target", "days"]
-    assert main(check) == 0
+    assert main([*check, "--write"]) == 0
     assert "--target days --event died" in capsys.readouterr().out
+    path = folder / "data.toml"
+    path.write_text(re.sub("(?m)^unconfirmed.*$", "", path.read_text()))
+    assert main(check[:3]) == 0
+    assert "--target days --event died" in capsys.readouterr().out
+    path.unlink()
 
     assert main([*check, "--event", "died", "--write"]) == 0
-    path = folder / "data.toml"
     text = path.read_text()
     described = tomllib.loads(text)
     assert described["classes"] == ["nein", "ja"]
