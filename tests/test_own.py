@@ -18,9 +18,9 @@ from discreet.data.targets import FolderError
 from discreet.node.account import Refused
 from discreet.node.nodes import node_client
 from discreet.node.work import work_of
+from discreet.run_files import places
 from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder
-from discreet.settings import places
 from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.command import predict
