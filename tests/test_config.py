@@ -421,7 +421,7 @@ REFUSED = {
     "privacy.accountant must be rdp": ["privacy.accountant=pld"],
     "privacy.noise must be grid": ["privacy.noise=float"],
     "data.normalise=private needs privacy.user.aggregation=plain": ["data.normalise=private"],
-    "sampling.population_size must be within .3, 100. with secure": ["data.num_clients=2"],
+    "sampling.population_size must be within .3, 100. .* data.num_clients": ["data.num_clients=2"],
     "privacy.secure.dropouts must be at most 18": ["privacy.secure.dropouts=19"],
     "privacy.secure.threshold must be within .11, 18.": ["privacy.secure.threshold=10"],
     "this range is empty": ["privacy.secure.dropouts=10"],

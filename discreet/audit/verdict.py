@@ -69,9 +69,9 @@ class Judgement:
     Attributes:
       claimed, delta, adjacency: the claim of the ledger.
       estimate, interval: by the Gaussian fit, the interval at 95 %. None if the noise or the scores
-        are not Gaussian, or if there are fewer than 20 scores of a kind. Also None for a single
-        round whose claim stands: the estimate is too rough to compare, and the scores of a sampled
-        round are not Gaussian.
+        are not Gaussian, or if there are fewer than 60 scores, or 20 of a kind. Also None for a
+        single round whose claim stands: the estimate is too rough to compare, and the scores of a
+        sampled round are not Gaussian.
       bounds: lower bounds of epsilon by method of `ASSUMES`, with the strongest assumption last:
         `epsilon` is at 95 %, and `strict` at the level of the verdict.
       refuted_by: the methods whose strict bound exceeds the claim.
@@ -215,8 +215,9 @@ def _judged(seen: Observation, level: float, releases: Releases) -> Judgement:
 
 
 def _fit(releases: Releases, scores: Scores) -> GaussianFit | None:
-    """Gaussians fitted to scores; None if the noise or the scores are not Gaussian."""
-    if releases.noise_multiplier is None:
+    """Gaussians fitted to scores; None if the noise or the scores are not Gaussian, or if there are
+    fewer than `ENOUGH` scores, with which no power of the fit is claimed."""
+    if releases.noise_multiplier is None or len(scores.values) < ENOUGH:
         return None
     return fit_gaussians(scores)
 

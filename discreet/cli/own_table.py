@@ -4,7 +4,8 @@ split   splits FILE into train.csv and test.csv beside it (or .jsonl, .parquet, 
         with all rows of an owner in one of the two. The test set is public: nobody in it is
         protected. Use people who have agreed to that
 check   without a data.toml beside FILE, proposes one; --write writes it. It reads the data for
-        that, and lists the values that must be replaced by public ones before a run. With a
+        that, and lists the values that must be replaced by public ones before a run. --event is
+        the column that says whether an event ended the time in --target. With a
         data.toml beside FILE, checks that all rows fit it, counts what can't be read by column,
         and prints hints and the settings to use; --write adds columns that were left out and can
         be described now that their cells are corrected
@@ -23,14 +24,20 @@ examples:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Option
 
 from discreet.data.csv_table import CsvTable
-from discreet.data.description import DESCRIPTION, read_description
+from discreet.data.description import (
+    DESCRIPTION,
+    TABLES,
+    DataDescription,
+    read_description,
+)
 from discreet.data.targets import FolderError
 from discreet.run_files.whole_files import replace_file
 from discreet.settings.foreign_files import read_text
@@ -44,6 +51,10 @@ def command(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     owner: Annotated[str | None, Option(metavar="COLUMN", help="whose each row is")] = None,
     target: Annotated[str | None, Option(metavar="COLUMN", help="check: what is predicted")] = None,
+    event: Annotated[
+        str | None,
+        Option(metavar="COLUMN", help="check: whether an event ended the time in --target"),
+    ] = None,
     test: Annotated[float, Option(metavar="SHARE", help="split: of all owners")] = 0.2,
     encoding: Annotated[
         str | None, Option(help="of FILE, if it is not UTF-8, such as cp1252")
@@ -94,6 +105,7 @@ def command(
         given = {
             "--owner": owner,
             "--target": target,
+            "--event": event,
             "--encoding": encoding,
             "--separator": separator,
             "--ids": ids,
@@ -103,7 +115,7 @@ def command(
             print(f"{description} is there already and counts, not {', '.join(unread)}")
         _check(file, write)
     else:
-        proposal = propose(given_table, target=target, owner=owner, ids=ids)
+        proposal = propose(given_table, target=target, owner=owner, ids=ids, event=event)
         print(proposal, end="")
         if write:
             replace_file(description, proposal.encode())
@@ -170,6 +182,12 @@ def _check(file: Path, write: bool) -> None:
         f"{len(task.test)} to test"
     )
     start = f"discreet simulate experiment=table data.path={folder}"
+    if not len(task.test):
+        start += " evaluation.kind=none"
+        print(
+            "There is no test set, so no round is rated: `discreet data split` makes a public one, "
+            "and with evaluation.kind=private clients rate the model"
+        )
     if task.owners is not None:
         owners = len(set(task.owners.tolist()))
         print(f"{owners} owners ({description.owner}), each of whom becomes a client. Start with:")
@@ -185,7 +203,6 @@ def _check(file: Path, write: bool) -> None:
 def _say_cells(file: Path, write: bool) -> None:
     """Prints what can't be read, or is read as something else, of each column; hints; and columns
     that can be described now, which are written on request."""
-    from discreet.data.folder import csv_table, opened
     from discreet.tables.cell_counts import cell_counts, readings_of
     from discreet.tables.completion import completed
     from discreet.tables.hints import hints
@@ -201,10 +218,9 @@ def _say_cells(file: Path, write: bool) -> None:
             f"{path} describes {description.file}, not {file.name}: check that, or "
             f"move {file.name} to a folder of its own"
         )
-    if description.format != "csv" or not description.columns:
+    table, cells = _opened(folder, description)
+    if table is None or not description.columns:
         return
-    table = csv_table(folder / description.file, description)
-    cells = {name: column.to_pylist() for name, column in opened(table.path, description).items()}
     text, names = completed(read_text(path, FolderError), table, cells, description.marks)
     if names and write:
         replace_file(path, text.encode())
@@ -219,3 +235,33 @@ def _say_cells(file: Path, write: bool) -> None:
     if not any(each.wrong for each in counts):
         for hint in hints(description, cells, readings, table.place_of):
             print(hint)
+
+
+def _opened(
+    folder: Path, description: DataDescription
+) -> tuple[CsvTable | None, dict[str, list[Any]]]:
+    """The table of a description if it is CSV, and the cells of a table by column, after what is to
+    be said of its target was printed."""
+    from discreet.data.folder import csv_table, opened
+    from discreet.data.table_files import file_in
+    from discreet.tables.header import require_described
+    from discreet.tables.target_counts import target_counts
+
+    if description.format not in TABLES:
+        return None, {}
+    path = file_in(folder, description.file)
+    found = opened(path, description)
+    require_described(path, found, description)
+    table = None
+    place_of: Callable[[int], str] = "row {}".format
+    if description.format == "csv":
+        table = csv_table(path, description)
+        place_of = table.place_of
+    names = description.target_names
+    if description.padding is None:
+        targets = {name: found[name].to_pylist() for name in names}
+        for line in target_counts(description, targets, place_of):
+            print(line)
+    if table is None or not description.columns:
+        return table, {}
+    return table, {name: column.to_pylist() for name, column in found.items()}

@@ -3,9 +3,9 @@
 RUN is a run folder. --data is a .csv, .parquet, .jsonl or .npz file; without it the test set of the
 run's own data is predicted. `read_inputs` in discreet/run_files/predictions.py says which columns a
 file needs. Scores of the test set have 95 % intervals by bootstrap. Without --out the predictions
-go to predictions.csv in the run folder. Cells of no level and cells outside their range are
-counted. The description that was saved with the model (model.json)
-holds, not what data.toml says today; where they differ, the keys are named.
+go to predictions.csv in the run folder. --out replaces earlier predictions, and no other file.
+Cells of no level and cells outside their range are counted. The description that was saved with the
+model (model.json) holds, not what data.toml says today; where they differ, the keys are named.
 
 examples:
   discreet predict outputs/first
@@ -46,6 +46,8 @@ def command(
     ] = None,
 ) -> None:
     """Predicts and writes."""
+    out = out or run / predictions.PREDICTIONS_FILE
+    predictions.require_replaceable(out, data)
     saved = predictions.load_model(run)
     test = None
     _say_differences(run, saved.description)
@@ -64,7 +66,6 @@ def command(
     else:
         ids = (id_column, cells.tolist())
     said = predictions.predict(saved, inputs)
-    out = out or run / predictions.PREDICTIONS_FILE
     replace_file(out, predictions.predictions_csv(saved, said, targets, ids=ids).encode())
     print(f"{len(said)} predictions: {out.resolve()}")
     if targets is not None and len(targets):
@@ -74,6 +75,8 @@ def command(
         if test is not None:  # rows of a file may be of one person, which is not known there
             known = intervals_of(said, targets, target, owners=test.owners)
         print("  ".join(_rating(name, value, known.get(name)) for name, value in found.items()))
+        if (rated := predictions.rated_class(saved)) is not None:
+            print(f"precision, recall and f1 are of the class {rated}, the second of two")
 
 
 def _say_counts(path: Path, description: DataDescription) -> None:

@@ -132,7 +132,10 @@ def numbered(targets: Array, name: str, description: DataDescription) -> Array:
 def _target_numbers(targets: Array, name: str, description: DataDescription) -> Array:
     if targets.dtype.kind in "OUS":  # cells as they are written
         empty = f"{name} is empty: leave the row out, or fill it"
-        wrong = f"{name} is not a number: correct it, or list its words in classes"
+        wrong = (
+            f"{name} is not a number: correct it, or list its words in classes, that for the "
+            'outcome or event second, such as classes = ["no", "yes"]'
+        )
         numbers = _numbers_of(targets.ravel().tolist(), description.marks, empty, wrong)
         return numbers.reshape(targets.shape)
     try:

@@ -112,7 +112,10 @@ class DataDescription(BaseModel):
         fields = DataDescription.model_fields.items()
         given = {name for name, field in fields if getattr(self, name) != field.default}
         for pair in TOGETHER:
-            yield len(given & {*pair}) != 1, f"{' and '.join(pair)} must be given together"
+            yield (
+                len(given & {*pair}) != 1,
+                f"{' and '.join(pair)} must be given together, and not empty",
+            )
         for name, others in APART.items():
             for other in others:
                 yield not {name, other} <= given, f"{name} can't be combined with {other}"
@@ -303,6 +306,8 @@ def description_of(settings: Mapping[str, Any]) -> DataDescription:
         if wrong["loc"]:
             key = str(wrong["loc"][0])
             said = f"{key}: {wrong['msg']}"
+        if wrong["type"] == "tuple_type":
+            said = f"{key} must be a list, such as {key} = [{wrong['input']!r:.60}]"
         if wrong["type"] == "extra_forbidden":
             said = f"unknown key {key}{did_you_mean(key, DataDescription.model_fields)}"
         raise FolderError(said) from error

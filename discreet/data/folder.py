@@ -204,9 +204,7 @@ def _labelled(
     with lines_in(path, description):
         inputs, targets, owners = _read(folder, description)
         if targets is None:
-            raise FolderError(
-                f"{path} has no column or array {' or '.join(description.target_names)}"
-            )
+            raise FolderError(f"{path}: inputs must not name the target")
         shape = shape or _shape_of(folder, description, inputs, targets)
         read = _inputs_of(inputs, description, shape, str(path))
         predicted = _targets_of(targets, len(inputs), description, shape, str(path))
@@ -379,7 +377,8 @@ def _read(folder: Path, description: DataDescription, *, may_lack_targets: bool 
     if description.format == "npz" and owner is None and OWNERS in found:
         owner = OWNERS
     names = _input_names(found, description)
-    for name in (*names, owner):
+    needed = (*names, owner, *description.target_names * (not may_lack_targets))
+    for name in needed:
         if name is not None and name not in found:
             raise FolderError(f"{path.name} has no column or array {name}")
     inputs, counted = _inputs_in(found, names, description)

@@ -119,7 +119,10 @@ def _intervals(values: Array, target: Target) -> Tensor:
     """A time and 1 or 0 for an event, (n, 2), as survived intervals and that of the event."""
     time, event = values.T
     for wrong, how in (
-        (~np.isfinite(time) | (time < 0), "the time is missing, negative or not finite"),
+        (
+            ~np.isfinite(time) | (time < 0),
+            "the time is missing, negative or not finite: correct it",
+        ),
         ((event != 0) & (event != 1), "the event is not 0 or 1"),
     ):
         if wrong.any():

@@ -3,6 +3,7 @@ quality."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +94,7 @@ def load_model(run: Path) -> SavedModel:
             raise ConfigError(
                 "it holds the arrays of another Flower app: predict with that app's own code"
             )
+        data = facts["data"]
         shape = _shape_of(facts)
         named = ModelConfig(facts["model"])
         told = facts.get("model_settings")  # not of a run of before there were any
@@ -105,7 +107,7 @@ def load_model(run: Path) -> SavedModel:
                 parameter.copy_(tensors[name])
         listed = json.loads(facts.get("normaliser", "{}"))
         by = NormaliserConfig(**{name: values or None for name, values in listed.items()})
-    return SavedModel(model.eval(), facts["data"], shape, _described(run, facts["data"]), by)
+    return SavedModel(model.eval(), data, shape, _described(run, data), by)
 
 
 def _described(run: Path, data: str) -> DataDescription | None:
@@ -294,6 +296,36 @@ def predictions_csv(
     return csv_text([columns, *zip(*columns.values(), strict=True)])
 
 
+def require_replaceable(path: Path, data: Path | None) -> None:
+    """Raises FolderError if predictions written to `path` would replace anything but earlier ones:
+    the file `data` that is predicted, or another file that is there."""
+    if not path.exists():
+        return
+    if data is not None and data.exists() and path.samefile(data):
+        raise FolderError(
+            f"--out {path} is the file that --data reads, and would be overwritten: name a new "
+            "file, such as predicted.csv"
+        )
+    if not _holds_predictions(path):
+        raise FolderError(
+            f"--out {path} exists already, and is not a file of predictions, which alone are "
+            "replaced: name a new file"
+        )
+
+
+def _holds_predictions(path: Path) -> bool:
+    """True if a file begins as `predictions_csv` writes it."""
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        try:
+            header = next(csv.reader(file), [])
+        except csv.Error:  # a file of another kind
+            return False
+    titles = tuple(f"{title}_" for title in _TITLES.values())
+    return header[:1] == ["row"] and header[-1].startswith(titles)
+
+
 def _class_names(saved: SavedModel) -> tuple[str, ...]:
     """The class names in the folder's data.toml, or the class numbers if there are no names."""
     if saved.description is not None:
@@ -342,6 +374,15 @@ def indicators_of(said: Tensor, targets: Tensor, target: Target) -> dict[str, fl
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
+def rated_class(saved: SavedModel) -> str | None:
+    """The class that precision, recall and f1 of `indicators_of` are of: the second of two. None
+    for other targets."""
+    names = _class_names(saved)
+    if saved.shape.target.kind not in (CLASSES, SEQUENCES) or len(names) != 2:
+        return None
+    return names[1]
+
+
 NOTE = "on the public test set: reveals nothing about the clients' data beyond the model itself"
 
 
@@ -353,7 +394,10 @@ def write_predictions(run: Path) -> None:
     said = predict(saved, test.inputs)
     replace_file(run / PREDICTIONS_FILE, predictions_csv(saved, said, test.targets).encode())
     found = indicators_of(said, test.targets, saved.shape.target)
-    write_json(run / INDICATORS_FILE, {"test": {"note": NOTE, **found}})
+    facts = {"note": NOTE, **found}
+    if (rated := rated_class(saved)) is not None:
+        facts["precision_recall_f1_of"] = rated
+    write_json(run / INDICATORS_FILE, {"test": facts})
 
 
 def task_of(run: Path) -> Task:

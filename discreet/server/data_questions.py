@@ -19,7 +19,8 @@ from discreet.planning.plan import Plan
 from discreet.protocol.messages import NORMALISE, STATISTICS, Assignment, TrainRequest
 from discreet.queries.answers import Estimate
 from discreet.queries.query import Query, Sums, query_of, shape_of_data
-from discreet.queries.statistic_answers import normaliser_from
+from discreet.queries.statistic_answers import DataShape, normaliser_from
+from discreet.run_files.model_description import input_names
 from discreet.run_files.whole_files import write_json
 from discreet.server.round import RunLedger, one_query
 from discreet.server.run_context import RunContext
@@ -98,7 +99,12 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
     """The statistics from clients' answers to STATISTICS, as a text. Writes `statistics.json`.
     ConfigError: the question would exceed the budget; no client is asked then."""
     query = query_of(STATISTICS, run.plan.run, task.shape)
-    found = query.read(ask(run, query, answers, name=STATISTICS))
+    sums = ask(run, query, answers, name=STATISTICS)
+    titles = _titles(task, shape_of_data(run.plan.run.statistics, task.shape))
+    found = {
+        what: {titles.get(of, of): one for of, one in row.items()}
+        for what, row in query.read(sums).items()
+    }
     told = run.plan.run
     user = run.plan.guarantees[0]
     path = run.folder.path / "statistics.json"
@@ -119,10 +125,27 @@ def written_statistics(run: RunContext, task: Task, answers: Replies) -> str:
         nobody = "; seed is set, so the noise protects nobody"
     else:
         nobody = ""
+    if task.description is not None and task.description.columns:
+        units = "values of columns are as a model reads them: -1..1 for low..high\n"
+    else:
+        units = ""
     return (
-        f"{_table(found)}\nuser-level: epsilon {epsilon:.4g} by {told.accountant} at delta "
+        f"{_table(found)}{units}\nuser-level: epsilon {epsilon:.4g} by {told.accountant} at delta "
         f"{told.delta:g} spent by now ({user.unit}; {user.adjacency}){nobody}\nwritten to {path}\n"
     )
+
+
+def _titles(task: Task, shape: DataShape) -> dict[str, str]:
+    """The names that data.toml gives to columns and classes, by those that statistics give them.
+    None of columns if the inputs have no names."""
+    description = task.description
+    if description is None:
+        return {}
+    titles = {f"class {at}": f"class {word}" for at, word in enumerate(description.classes)}
+    names = input_names(description) or []
+    if len({*names}) == shape.columns:
+        titles |= dict(zip(shape.names, names, strict=True))
+    return titles
 
 
 def _table(found: Mapping[str, Mapping[str, Estimate]]) -> str:

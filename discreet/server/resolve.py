@@ -115,12 +115,19 @@ def _check_examples(plan: Plan, task: Task) -> None:
         require(
             wanted <= examples, f"data.{name}", f"at most the {examples} training examples", wanted
         )
-    for name, needed in (
-        ("evaluation.kind=public", plan.run.evaluation.kind == "public"),
-        ("operations.predictions=true", plan.predictions),
+    for name, needed, without in (
+        (
+            "evaluation.kind=public",
+            plan.run.evaluation.kind == "public",
+            "evaluation.kind=private, by which clients rate the model, or evaluation.kind=none",
+        ),
+        ("operations.predictions=true", plan.predictions, "operations.predictions=false"),
     ):
         if needed and not len(task.test):
-            raise ConfigError(f"{name} needs a test set, but these data have none")
+            raise ConfigError(
+                f"{name} needs a test set, but these data have none: make one with `discreet data "
+                f"split`, or write {without}"
+            )
 
 
 def _check_weights(name: str, data: DataConfig) -> None:

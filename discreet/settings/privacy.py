@@ -78,7 +78,7 @@ class SecureConfig:
         one sum a round. With t <= n - d it can still open one after all allowed losses. Both need n
         > 2d + c.
         """
-        rule = "within [3, 100] with secure aggregation"
+        rule = "within [3, 100] with secure aggregation; unless given it is data.num_clients"
         require(3 <= nodes <= 100, "sampling.population_size", rule, nodes)
         summands = self.summands(nodes)
         threshold = self.threshold_of(nodes)

@@ -116,7 +116,7 @@ def _units(full: Sequence[str]) -> Iterator[_Found]:
         return
     levels = 'list them as levels: { kind = "category", levels = [...] }'
     if len(units) > 1:
-        yield WITH_UNIT.fullmatch, f"has several units: write all in one, or {levels}"
+        yield WITH_UNIT.fullmatch, f"has one of several units: write all in one, or {levels}"
     else:
         yield WITH_UNIT.fullmatch, f"has a unit, and others none: write it to all, or {levels}"
 

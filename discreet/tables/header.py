@@ -1,8 +1,12 @@
-"""The header of a CSV file that nobody has described yet."""
+"""The names of the columns of a table."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pathlib import Path
+
 from discreet.data.csv_table import CsvTable
+from discreet.data.description import DataDescription
 from discreet.data.targets import FolderError
 from discreet.settings.rules import brief
 
@@ -24,3 +28,21 @@ def column_place(name: str, table: CsvTable) -> int:
     if name not in names:
         raise FolderError(f"{table.path} has no column {name}; there are {brief(', '.join(names))}")
     return names.index(name)
+
+
+def require_described(path: Path, names: Collection[str], description: DataDescription) -> None:
+    """Raises FolderError if a table lacks columns that its description names."""
+    inputs = description.inputs
+    described = dict.fromkeys(
+        (
+            *description.target_names,
+            *((description.owner,) if description.owner is not None else ()),
+            *(column.in_file for column in description.columns),
+            *(inputs if isinstance(inputs, tuple) else ()),
+        )
+    )
+    missing = [name for name in described if name not in names]
+    if missing:
+        raise FolderError(
+            f"{path} has no column {brief(', '.join(missing))}; there are {brief(', '.join(names))}"
+        )

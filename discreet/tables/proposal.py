@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,20 +12,34 @@ from functools import partial
 from itertools import combinations
 from statistics import median
 
-from discreet.data.cell_reading import Marks, day_in, number_in
+from discreet.data.cell_reading import Marks, day_in
 from discreet.data.cells import INDEX, numbers_rows
-from discreet.data.columns import ICD, LARGEST
+from discreet.data.columns import ICD
 from discreet.data.csv_table import CsvTable
 from discreet.data.empty_cells import is_empty
 from discreet.data.targets import FolderError
 from discreet.privacy.person import KEY, OtherSpelling, person_keys
-from discreet.tables.doubts import TWINS, doubt_in, point_doubt
+from discreet.tables.doubts import (
+    SHORT_FORMATS,
+    TWINS,
+    doubt_in,
+    first_row,
+    point_doubt,
+)
 from discreet.tables.header import column_place, names_in
+from discreet.tables.target_proposal import (
+    case_note,
+    event_hint,
+    listed,
+    numbers_of,
+    quoted,
+    round_range,
+    survival_lines,
+    target_lines,
+)
 from discreet.tables.written_numbers import WORDS, marks_in, written_numbers
 
 MOST_LEVELS = 20
-MOST_CLASSES = 10  # of numbers: a target with more is a quantity
-MOST_TEXT_CLASSES = 1000
 # None: with or without a time, such as 2022-01-31 10:30:00, which a column reads without a format.
 DATE_FORMATS = (
     None,
@@ -40,6 +53,7 @@ DATE_FORMATS = (
     "%d.%m.%Y %H:%M",
     "%d.%m.%Y %H:%M:%S",
 )
+LIKE_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}", re.ASCII)
 CODE = re.compile(r"\d+", re.ASCII)
 POWER_CODE = re.compile(r"\d+E\d+", re.ASCII | re.I)
 LEADING_ZERO = re.compile(r"0\d+", re.ASCII)
@@ -94,39 +108,65 @@ class Guess:
 
 
 def propose(
-    table: CsvTable, *, target: str | None, owner: str | None, ids: str | None = None
+    table: CsvTable,
+    *,
+    target: str | None,
+    owner: str | None,
+    ids: str | None = None,
+    event: str | None = None,
 ) -> str:
     """A proposed description of a CSV file, as text. `ids`: what two spellings of an owner mean,
-    `exact` or `folded`; None: a comment asks if there are any. Raises FolderError: it can't be
-    read, or `target` or `owner` is not one of its columns."""
+    `exact` or `folded`; None: a comment asks if there are any. `event`: the column that says
+    whether an event ended the time in `target`. Raises FolderError: the file can't be read, or
+    `target`, `owner` or `event` is not one of its columns, or is another of the three."""
     names = names_in(table)
     columns = {name: column.to_pylist() for name, column in table.columns(as_text=True).items()}
-    for name in (target, owner):
-        if name is not None:
-            column_place(name, table)
+    _check_given({"--target": target, "--owner": owner, "--event": event}, table)
     if not columns[names[0]]:
         raise FolderError(f"{table.path} has no rows below its header")
-    owner = owner or _named(OWNERS, names) or None
+    owner = owner or _named(OWNERS, [name for name in names if name not in (target, event)])
     target = target or _named(TARGETS, [name for name in names if name != owner]) or names[-1]
     written = marks_in(columns)
     marks = written.chosen()
-    inputs = {name: cells for name, cells in columns.items() if name not in (target, owner)}
+    taken = (target, owner, event)
+    inputs = {name: cells for name, cells in columns.items() if name not in taken}
     guesses = {
         name: guessed_column(name, cells, marks, both_marks=written.both)
         for name, cells in inputs.items()
     }
     unconfirmed = [*(name for name, each in guesses.items() if each.line), target]
-    lines = [WARNING.format(file=table.path.name), f"unconfirmed = {_listed(unconfirmed)}", ""]
+    lines = [WARNING.format(file=table.path.name), f"unconfirmed = {listed(unconfirmed)}", ""]
     lines += _head_lines(table, marks, target, owner)
     lines += _ids_lines(table, columns[owner] if owner else [], ids)
     try:
-        lines.append(_target_line(columns[target], target, marks, written.both))
+        if event is not None:
+            lines += survival_lines(columns, target, event, marks)
+        else:
+            lines += target_lines(columns[target], target, marks, both_marks=written.both)
     except FolderError as error:
         raise FolderError(f"{table.path}: {error}") from None
+    if any(line.startswith("target_low") for line in lines):
+        lines += event_hint(inputs, target)
     lines += ["", "[columns]", *column_lines(guesses, table)]
     if sum(bool(each.line) for each in guesses.values()) > 1:
         lines += ["", *PAIRS_LINES]
     return "\n".join(lines) + "\n"
+
+
+def _check_given(given: Mapping[str, str | None], table: CsvTable) -> None:
+    """Raises FolderError for a named column that there isn't, or that two options name."""
+    options = dict[str, str]()
+    for option, name in given.items():
+        if name is None:
+            continue
+        column_place(name, table)
+        if name in options:
+            raise FolderError(f"{options[name]} and {option} are both {name}: name two columns")
+        options[name] = option
+    if given["--event"] is not None and given["--target"] is None:
+        raise FolderError(
+            "--event needs --target, the column of the time until the event: write both"
+        )
 
 
 def _named(pattern: re.Pattern[str], names: Sequence[str]) -> str | None:
@@ -136,7 +176,7 @@ def _named(pattern: re.Pattern[str], names: Sequence[str]) -> str | None:
 def _head_lines(table: CsvTable, marks: Marks, target: str, owner: str | None) -> Iterator[str]:
     """The first lines of a description: the file and its format, the target and the owner."""
     yield 'format = "csv"'
-    yield f"file = {_quoted(table.path.name)}"
+    yield f"file = {quoted(table.path.name)}"
     if table.path.with_name("test.csv").is_file() and table.path.name != "test.csv":
         yield 'test = "test.csv"          # public: nobody in it is protected'
     if table.separator is not None:
@@ -148,9 +188,9 @@ def _head_lines(table: CsvTable, marks: Marks, target: str, owner: str | None) -
     if marks.thousands:
         mark = marks.thousands
         yield f"thousands = {json.dumps(mark)}           # 1{mark}234 is read as 1234"
-    yield f"target = {_quoted(target)}"
+    yield f"target = {quoted(target)}"
     if owner is not None:
-        yield f"owner = {_quoted(owner)}       # each of them becomes a client"
+        yield f"owner = {quoted(owner)}       # each of them becomes a client"
     else:
         yield '# owner = "..."           # the column of whose each row is, if there is one'
 
@@ -167,51 +207,6 @@ def _ids_lines(table: CsvTable, owners: Sequence[str], ids: str | None) -> Itera
         yield f"# {lines}: {error}"
 
 
-def _target_line(cells: Sequence[str], name: str, marks: Marks, both_marks: bool) -> str:
-    """The range or the classes of the target."""
-    known = sorted({cell.strip() for cell in cells if not is_empty(cell)})
-    numbers = _numbers(known, marks)
-    doubt = point_doubt(known) if numbers and both_marks else None
-    if numbers is None:
-        doubt = doubt_in(known, marks)
-    if doubt is not None:
-        raise FolderError(f"the column {name} {doubt.why}")
-    if numbers is None and len(known) > MOST_CLASSES and written_numbers(known, marks):
-        odd = next(cell for cell in known if _numbers([cell], marks) is None)
-        raise FolderError(
-            f"the column {name} has {odd!r} among its numbers: a target is read without units, "
-            "limits and words, so write plain numbers, or leave such rows out"
-        )
-    if numbers is not None and len(known) > MOST_CLASSES:
-        low, high = _round_range(numbers)
-        return f"target_low = {low:g}\ntarget_high = {high:g}"
-    if numbers is not None and len({*numbers}) < len(known):
-        raise FolderError(
-            f"the column {name} writes one number in several ways, such as 1 and 1.0: write it in "
-            "one"
-        )
-    if len(known) < 2:
-        raise FolderError(
-            f"the column {name} says the same in every row, so there is nothing to predict: name "
-            "another with --target"
-        )
-    if len(known) > MOST_TEXT_CLASSES:
-        raise FolderError(
-            f"the column {name} has {len(known)} different texts, too many for classes: name "
-            "another with --target"
-        )
-    line = f"classes = {_listed(known)}"
-    if note := _case_note(known):
-        line += f"  # {note}"
-    return line
-
-
-def _case_note(words: Sequence[str]) -> str:
-    if len({word.casefold() for word in words}) == len(words):
-        return ""
-    return "some differ only in capitals: if they are the same, make them one in the table"
-
-
 def column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str]:
     """The line of each column in data.toml."""
     records: list[tuple[int, list[str]]] = []
@@ -221,7 +216,7 @@ def column_lines(guesses: Mapping[str, Guess], table: CsvTable) -> Iterator[str]
         if re.fullmatch(r"[A-Za-z0-9_-]+", name):
             key = name
         else:
-            key = _quoted(name)
+            key = quoted(name)
         why = each.why
         if each.wrong_row is not None:
             line, _ = records[each.wrong_row + 1]
@@ -263,7 +258,7 @@ def _code_guess(name: str, full: Sequence[str], some_empty: bool) -> Guess | Non
     if len(known) == len(full) > MOST_LEVELS and IDENTIFIERS.search(name):
         return Guess("", DIFFERENT)
     if len(known) <= MOST_LEVELS:
-        line = f'{{ kind = "category", levels = {_listed(known)}{more} }}'
+        line = f'{{ kind = "category", levels = {listed(known)}{more} }}'
         return Guess(line, "codes, and no quantities")
     return Guess(f'{{ kind = "text", width = {CODES_WIDTH} }}', "codes, which are hashed")
 
@@ -287,32 +282,74 @@ def _quantity_guess(
     fitting = [form for form in DATE_FORMATS if _days(form, full)]
     for twins in TWINS:
         if {*twins} <= {*fitting} and _days(twins[0], full) != _days(twins[1], full):
-            choice = " or ".join(map(_quoted, twins))
+            choice = " or ".join(map(quoted, twins))
             return Guess("", f"no day is above 12: write format = {choice} for it")
     if fitting:
         return _date_guess(fitting[:1], _days(fitting[0], full) or [], some_empty)
     if doubt := doubt_in(cells, marks):
         return Guess("", doubt.why, doubt.row)
-    return _two_formats(full, some_empty)
+    return _several_formats(full, some_empty) or _mixed_dates(cells)
 
 
-def _two_formats(full: Sequence[str], some_empty: bool) -> Guess | None:
-    """The guess for dates in two formats, if each cell fits one of them alone."""
-    for pair in combinations(filter(None, DATE_FORMATS), 2):
-        with suppress(ValueError):
-            days = [date.fromordinal(int(day_in(cell, pair))) for cell in full]
-            return _date_guess(pair, days, some_empty, "dates in two formats")
+def _several_formats(full: Sequence[str], some_empty: bool) -> Guess | None:
+    """The guess for dates in two or three formats, if each cell is one day by all formats that read
+    the column."""
+    words = {*full}
+    for count in (2, 3):
+        found = dict[tuple[str, ...], list[date]]()
+        for forms in combinations(filter(None, DATE_FORMATS), count):
+            with suppress(ValueError):
+                found[forms] = [date.fromordinal(int(day_in(cell, forms))) for cell in words]
+        if found:
+            forms, days = next(iter(found.items()))
+            if any(others != days for others in found.values()):
+                return None
+            return _date_guess(forms, days, some_empty, f"dates in {count} formats")
     return None
+
+
+def _mixed_dates(cells: Sequence[str]) -> Guess | None:
+    """The guess for a column of which most cells are dates in several formats, if some may be two
+    days or no date: it is left out."""
+    words = {cell.strip() for cell in cells if not is_empty(cell)}
+    words = {word for word in words if word.casefold() not in WORDS}
+    like_dates = {word for word in words if LIKE_DATE.match(word)}
+    if len(like_dates) <= len(words) / 2:
+        return None
+    forms, left = _formats_in(words)
+    if len(forms) < 2 or len(left) >= len(words) / 2:
+        return None
+    listed_forms = ", ".join(forms)
+    remedy = "write all in one, and check again"
+    if left:
+        why = f"is no date, and most are, in the formats {listed_forms}: {remedy}"
+        return Guess("", why, first_row(cells, left.__contains__))
+    why = f"dates in several formats, {listed_forms}, of which some may be another day in another"
+    return Guess("", f"{why}: {remedy}")
+
+
+def _formats_in(words: set[str]) -> tuple[list[str], set[str]]:
+    """The formats of dates that read the most words together, and the words that none reads."""
+    known = filter(None, (*DATE_FORMATS, *SHORT_FORMATS))
+    fits = {form: {word for word in words if _days(form, [word])} for form in known}
+    forms = list[str]()
+    left = words
+    while True:
+        best = max(fits, key=lambda form: len(fits[form] & left))
+        if not fits[best] & left:
+            return forms, left
+        forms.append(best)
+        left = left - fits[best]
 
 
 def _word_guess(cells: Sequence[str], full: Sequence[str], marks: Marks) -> Guess:
     known = sorted({*full})
     if len(known) <= MOST_LEVELS and len(known) < max(len(full) / 2, 3):
-        listed = _listed(known)
-        note = _case_note(known)
+        levels = listed(known)
+        note = case_note(known)
         if len(full) == len(cells):
-            return Guess(listed, note)
-        return Guess(f'{{ kind = "category", levels = {listed}, missing = "category" }}', note)
+            return Guess(levels, note)
+        return Guess(f'{{ kind = "category", levels = {levels}, missing = "category" }}', note)
     return _nearly(cells, marks) or Guess(
         "", f'text of {len(known)} kinds: {{ kind = "text", width = 64 }} would hash its words'
     )
@@ -326,7 +363,7 @@ def _nearly(cells: Sequence[str], marks: Marks) -> Guess | None:
         if not is_empty(cell) and cell.strip().casefold() not in WORDS
     ]
     kinds: dict[str, Callable[[list[str]], object]] = {
-        "is not a number, as most are": partial(_numbers, marks=marks)
+        "is not a number, as most are": partial(numbers_of, marks=marks)
     }
     for form in filter(None, DATE_FORMATS):
         kinds[f"is not a date in the format {form}, as most are"] = partial(_days, form)
@@ -343,7 +380,7 @@ def _number_guess(numbers: Sequence[float], some_empty: bool, keys: str) -> Gues
     if code is not None:
         numbers = [number for number in numbers if number != code]
         why = f"is {code:g} a code for an empty cell? Then write empty for it"
-    low, high = (0.0, 1.0) if {*numbers} <= {0.0, 1.0} else _round_range(numbers)
+    low, high = (0.0, 1.0) if {*numbers} <= {0.0, 1.0} else round_range(numbers)
     more = ""
     if len({*numbers}) > FEW_NUMBERS:
         more += f", curves = {CURVES}"
@@ -379,18 +416,12 @@ def _date_guess(
     line = f'kind = "date", low = {min(days).year}-01-01, high = {max(days).year}-12-31'
     written = [form for form in forms if form is not None]
     if len(written) > 1:
-        line += f", format = {_listed(written)}"
+        line += f", format = {listed(written)}"
     elif written:
-        line += f", format = {_quoted(written[0])}"
+        line += f", format = {quoted(written[0])}"
     if some_empty:
         line += ', missing = "middle"'
     return Guess(f"{{ {line} }}", why)
-
-
-def _numbers(cells: Sequence[str], marks: Marks) -> list[float] | None:
-    with suppress(ValueError):
-        return [number_in(cell, marks) for cell in cells]
-    return None
 
 
 def _days(form: str | None, cells: Sequence[str]) -> list[date] | None:
@@ -398,24 +429,3 @@ def _days(form: str | None, cells: Sequence[str]) -> list[date] | None:
     with suppress(ValueError):
         return [date.fromordinal(int(day_in(cell, forms))) for cell in cells]
     return None
-
-
-def _round_range(numbers: Sequence[float]) -> tuple[float, float]:
-    """A range with round ends that contains the numbers, so that it reveals less about the smallest
-    and the largest.
-
-    >>> _round_range([19, 93])
-    (10.0, 100.0)
-    """
-    low = max(min(numbers), -LARGEST / 10)
-    high = min(max(numbers), LARGEST / 10)
-    unit = 10 ** math.floor(math.log10(max(high - low, abs(high) / 10, 1e-9)))
-    return math.floor(low / unit) * unit * 1.0, (math.floor(high / unit) + 1) * unit * 1.0
-
-
-def _listed(words: Sequence[str]) -> str:
-    return f"[{', '.join(map(_quoted, words))}]"
-
-
-def _quoted(word: str) -> str:
-    return json.dumps(word, ensure_ascii=False)

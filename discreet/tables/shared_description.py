@@ -80,6 +80,7 @@ def adopted_text(
     """A site's data.toml for a shared description. FolderError: all that is in the way, a line
     each: columns that the file lacks, and words that no level has."""
     names = names_in(table)
+    _refuse(table, [*_wrong_levels(shared, writing)])
     columns = [_here(column, writing) for column in shared.columns]
     targets = {name: writing.named.get(name, name) for name in shared.target_names}
     classed = str(shared.event or shared.target)
@@ -95,10 +96,7 @@ def adopted_text(
         if shared.classes:
             known = {*shared.classes, *class_words}
             wrong += _strange(classed, cells[targets[classed]], known, shared.classes)
-    if wrong:
-        raise FolderError(
-            "\n  ".join([f"{table.path} does not fit the shared description:", *wrong])
-        )
+    _refuse(table, wrong)
     lines = [*_site_lines(table, marks_in(cells).chosen(), owner)]
     lines += _head(_renamed(shared, targets))
     if class_words:
@@ -109,6 +107,29 @@ def adopted_text(
     with one_line(table.path, FolderError, "can't be described so"):
         description_of(tomllib.loads(text))
     return text
+
+
+def _refuse(table: CsvTable, wrong: list[str]) -> None:
+    """Raises FolderError if there is anything in the way."""
+    if wrong:
+        raise FolderError(
+            "\n  ".join([f"{table.path} does not fit the shared description:", *wrong])
+        )
+
+
+def _wrong_levels(shared: DataDescription, writing: Writing) -> Iterator[str]:
+    """Words that stand for no level or class, or for a level though they are one."""
+    levels = {column.name: column.levels for column in shared.columns if column.kind == CATEGORY}
+    classes = {str(shared.event or shared.target): shared.classes} if shared.classes else {}
+    for name, words in writing.words.items():
+        known = (levels | classes).get(name, ())
+        for word, level in words.items():
+            if known and (level not in known or word in levels.get(name, ())):
+                yield (
+                    f"--words {name}:{word}={level}: the shared words of {name} are "
+                    f"{', '.join(known)}. Write this site's word first: --words {name}:WORD=LEVEL, "
+                    "with LEVEL one of them"
+                )
 
 
 def _site_lines(table: CsvTable, marks: Marks, owner: str | None) -> Iterator[str]:

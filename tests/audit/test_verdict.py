@@ -43,6 +43,17 @@ def test_noise_at_half_its_size_is_refuted() -> None:
     assert verdict.observations[0].refuted_by == (FIT,)
 
 
+@pytest.mark.parametrize(("canaries", "fits"), [(59, False), (60, True)])
+def test_there_is_a_fit_exactly_where_the_verdict_does_not_call_the_canaries_too_few(
+    canaries: int, fits: bool
+) -> None:
+    included = np.arange(canaries) % 2 == 0
+    noise = np.random.default_rng(40939).normal(size=canaries)
+    verdict = verdict_on(Scores(included + 0.5 * noise, included))
+    assert (FIT in verdict.observations[-1].bounds) == fits
+    assert ("too few for the Gaussian fit" not in verdict.power) == fits
+
+
 def test_with_enough_runs_the_bound_that_assumes_nothing_of_scores_refutes_too() -> None:
     verdict = verdict_on(
         repeated_gaussians(np.random.default_rng(402), runs=30_000, noise=0.5), REPEATED_ONCE

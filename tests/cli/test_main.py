@@ -18,10 +18,12 @@ from dp_accounting import GaussianDpEvent
 from benchmarks import per_example_speed as per_example
 from discreet.cli.main import main
 from discreet.cli.verbs import VERBS
+from discreet.data.description import read_description
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.planning.plan import Plan
 from discreet.privacy.sampling import CohortSampling
 from discreet.run_files.compose import load_asked
+from discreet.run_files.model_description import input_names
 from discreet.run_files.run_folder import RunFolder
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as simulate_command
@@ -159,6 +161,28 @@ def test_it_prints_each_number_with_its_error_and_charges_the_ledger_of_its_fold
     assert spent.entries == ((GaussianDpEvent(0.01), 1),)
     said = json.loads((tmp_path / "run" / "statistics.json").read_text())["privacy"]["epsilon"]
     assert said == pytest.approx(spent.epsilon(1e-3))
+
+
+def test_statistics_of_a_described_table_name_its_columns_and_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{at % 10},{'ab'[at % 2]},{('no', 'yes')[at % 4 == 0]}" for at in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,ward,back", *rows]) + "\n")
+    (tmp_path / "data.toml").write_text(
+        'format = "csv"\nfile = "t.csv"\ntarget = "back"\nclasses = ["no", "yes"]\n'
+        '[columns]\nage = [0, 10]\nward = ["a", "b"]\n'
+    )
+    words = ["experiment=table", f"data.path={tmp_path}", "data.num_clients=40", "seed=40931"]
+    words += ["data.partition=iid", "evaluation.kind=none", "statistics.noise_multiplier=0.01"]
+    words += ["privacy.user.noise_multiplier=1"]
+    of = "statistics.of=[moments,targets]"
+    assert main(["statistics", *words, of, f"output_dir={tmp_path / 'run'}"]) == 0
+    assert "age" in capsys.readouterr().out
+    found = json.loads((tmp_path / "run" / "statistics.json").read_text())["statistics"]
+    inputs = input_names(read_description(tmp_path))
+    assert [*found["mean"]] == inputs
+    assert found["mean"]["age"]["value"] == pytest.approx(-0.1, abs=0.01)
+    assert found["share"]["class yes"]["value"] == pytest.approx(0.25, abs=0.01)
 
 
 UNANSWERED = {

@@ -4,15 +4,25 @@ not fit."""
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_breast_cancer
 
 from discreet.data.datasets import load_task
 from discreet.run_files.compose import load_asked
-from discreet.run_files.predictions import load_model, predict, read_inputs, write_predictions
+from discreet.run_files.predictions import (
+    MODEL_FILE,
+    load_model,
+    predict,
+    read_inputs,
+    write_predictions,
+)
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from tests.command import predict as main
 
@@ -60,10 +70,17 @@ def test_the_test_set_of_the_run_is_predicted_without_a_file(
     test = load_task("breast_cancer").test
     assert [int(row["target"]) for row in rows] == test.targets.tolist()
     right = sum(row["target"] == row["prediction"] for row in rows) / len(rows)
-    assert f"accuracy {right:.4f}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"accuracy {right:.4f}" in said
+    assert "precision, recall and f1 are of the class 1," in said
     by_command = (run / "predictions.csv").read_text()
     write_predictions(run)
     assert (run / "predictions.csv").read_text() == by_command
+    facts = json.loads((run / "indicators.json").read_text())["test"]
+    assert facts["precision_recall_f1_of"] == "1"
+    found = [row for row in rows if row["prediction"] == "1"]
+    precise = sum(row["target"] == "1" for row in found) / len(found)
+    assert facts["precision"] == pytest.approx(precise)
 
 
 def test_rows_without_a_target_are_predicted_and_nothing_is_rated(
@@ -136,3 +153,36 @@ def test_a_column_that_tells_rows_apart_is_copied_as_text_that_no_spreadsheet_ru
     )
     (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
     assert (row["row"], row["'@who"]) == ("0", "'=HYPERLINK(1)")
+
+
+def test_out_replaces_earlier_predictions_and_no_other_file(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_csv(tmp_path / "new.csv", NAMES, raw_rows(3))
+    (tmp_path / "link.csv").symlink_to(data)
+    kept = [data, tmp_path / "link.csv", run / "metrics.csv", run / "model.safetensors"]
+    before = [path.read_bytes() for path in kept]
+    for path in (*kept, tmp_path):
+        assert main([str(run), "--data", str(data), "--out", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
+    assert [path.read_bytes() for path in kept] == before
+    assert (tmp_path / "link.csv").is_symlink()
+
+    out = tmp_path / "out.csv"
+    for more in ([], ["--id", NAMES[0]], []):
+        assert main([str(run), "--data", str(data), "--out", str(out), *more]) == 0
+    with out.open("a") as file:
+        file.write("3,1,0.5,0.5\n")
+    assert main([str(run), "--data", str(out), "--out", str(out)]) == 2
+    assert "--data" in capsys.readouterr().err
+
+
+def test_a_model_file_that_lacks_a_fact_is_refused_with_its_name(run: Path, tmp_path: Path) -> None:
+    with safe_open(run / MODEL_FILE, framework="pt") as file:
+        facts = file.metadata()
+    tensors = load_file(run / MODEL_FILE)
+    for name in ("data", "model", "input_shape"):
+        fewer = {known: value for known, value in facts.items() if known != name}
+        save_file(tensors, tmp_path / MODEL_FILE, metadata=fewer)
+        with pytest.raises(ConfigError, match=rf"{MODEL_FILE} can't be read: '{name}'"):
+            load_model(tmp_path)

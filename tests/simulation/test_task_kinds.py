@@ -132,7 +132,8 @@ WRONG = (
         'targets = ["price", "rent"]\ntarget_low = [0, 0, 0]\ntarget_high = 1\n',
         "must be one number or 2 of them",
     ),
-    ('targets = ["large", "gone"]\n', "has no column or array large or gone"),
+    ('targets = ["large", "gone"]\n', "has no column or array gone"),
+    ('target = "age"\nnum_classes = 2\n', "inputs must not name the target"),
 )
 
 

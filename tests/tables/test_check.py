@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from discreet.data.cell_reading import Marks
 from discreet.data.description import read_description
 from discreet.data.encoding import read_cells
 from discreet.data.folder import load_folder
-from discreet.run_files.compose import load_asked
+from discreet.run_files.compose import load_asked, load_config
+from discreet.server.resolve import resolve
+from discreet.settings.rules import ConfigError
 from discreet.simulation.in_process import simulate
 from discreet.tables.proposal import guessed_column
 from discreet.tables.written_numbers import marks_in
@@ -36,7 +40,10 @@ Capture = pytest.CaptureFixture[str]
         ("dose", ["3,5", "4,5"] * 9, 'has decimal commas: write decimal = ","'),
         ("seen", ["13/02/2023", "02/13/2023", "05/06/2023"] * 9, "all in one order"),
         ("seen", ["13.02.23", "14.02.24"] * 9, 'write four, or format = "%d.%m.%y"'),
-        ("weight", ["70 kg", "154 lb", "80 kg"] * 9, "has several units"),
+        ("seen", ["2023-05-01", "01.05.2023", "05/06/2023"] * 9, "dates in several formats, %"),
+        ("seen", ["2023-05-01", "05/06/2023"] * 9, "dates in several formats, %"),
+        ("seen", ["2023-05-01", "01.05.2023", "soon"] * 9, "the formats %Y-%m-%d, %d.%m.%Y: write"),
+        ("weight", ["70 kg", "154 lb", "80 kg"] * 9, "has one of several units"),
         ("weight", ["70 kg", "80", "90"] * 9, "and others none"),
         ("dose", ["1\u00a0234,5", "2\u00a0345,5"] * 9, "write thousands for it"),
         ("crp", ["3", "4", ">500"] * 9, "write the limit alone"),
@@ -57,6 +64,11 @@ def test_what_may_mean_two_things_is_left_out_with_the_choice(
     [
         ("seen", ["01/02/2022", "03/31/2022"], 'format = "%m/%d/%Y" }'),
         ("seen", ["01.02.2022", "2022-03-31"], 'format = ["%Y-%m-%d", "%d.%m.%Y"] }'),
+        (
+            "seen",
+            ["2023-05-01", "01.05.2023", "05/31/2023"],
+            'format = ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%Y"] }',
+        ),
         ("plz", ["80331", "10115"] * 9, 'levels = ["10115", "80331"] }'),
         ("ward", ["01", "02", "10"] * 9, 'levels = ["01", "02", "10"] }'),
         ("zip", [f"8{row:04d}" for row in range(90)], '{ kind = "text", width = 16 }'),
@@ -299,3 +311,69 @@ def test_a_target_that_writes_one_number_in_two_ways_has_no_more_classes_for_it(
     (tmp_path / "t.csv").write_text("\n".join(rows))
     assert data(["check", str(tmp_path / "t.csv"), "--target", "y"]) == 2
     assert "y writes one number in several ways" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "proposed"),
+    [
+        (("ja", "nein"), ["nein", "ja"]),
+        (("Y", "N"), ["N", "Y"]),
+        (("positive", "negative"), ["negative", "positive"]),
+        (("benign", "malign"), ["benign", "malign"]),
+        (("died", "alive"), ["alive", "died"]),
+        (("F", "M"), ["F", "M"]),
+        (("+", "-"), ["-", "+"]),
+    ],
+)
+def test_of_two_classes_the_word_that_means_yes_is_proposed_second_and_counted(
+    words: tuple[str, str], proposed: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["x,y", *(f"{at % 7},{words[at % 5 > 1]}" for at in range(40))]
+    assert checked(tmp_path, rows, "--target", "y", "--write") == 0
+    count = sum(row.endswith(f",{proposed[1]}") for row in rows)
+    said = capsys.readouterr().out
+    assert f"# {proposed[1]}, in {count} of 40 rows, is the second class" in said
+    path = tmp_path / "data.toml"
+    assert tomllib.loads(path.read_text())["classes"] == proposed
+    path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
+    assert checked(tmp_path, rows) == 0
+    said = capsys.readouterr().out
+    assert f"second class: y = {proposed[1]} in {count} of 40 rows" in said
+    assert f"If {proposed[0]} is meant" in said
+
+
+def test_rows_without_a_target_are_counted_before_and_after_data_toml_is_there(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["x,y", *(f"{at % 7},{('no', 'yes', '', 'NA', 'unknown')[at % 5]}" for at in range(40))]
+    for more in ([], ["--write"]):
+        assert checked(tmp_path, rows, "--target", "y", *more) == 0
+        said = capsys.readouterr().out
+        assert "# y is empty in 16 of 40 rows" in said
+        assert "# does unknown, in 8 of 40 rows, say that nothing is known?" in said
+    path = tmp_path / "data.toml"
+    path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
+    assert checked(tmp_path, rows) == 2
+    assert "y is empty in 16 of 40 rows, first in line 4:" in capsys.readouterr().out
+
+
+def test_check_of_a_table_without_a_test_set_names_a_command_that_is_not_refused(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    folder = make_project(tmp_path, people=30)
+    path = folder / "data.toml"
+    path.write_text(path.read_text().replace('test = "test.csv"\n', ""))
+    assert data(["check", str(folder / "train.csv")]) == 0
+    said = capsys.readouterr().out
+    assert "There is no test set" in said
+    assert "discreet data split" in said
+    (start,) = (line for line in said.splitlines() if line.startswith("  discreet simulate "))
+    words = shlex.split(start)[2:]
+    resolve(load_config(words))
+    words.remove("evaluation.kind=none")
+    with pytest.raises(ConfigError, match=r"kind=public needs .* data split.*kind=private.*none"):
+        resolve(load_config(words))
+    with pytest.raises(
+        ConfigError, match=r"predictions=true needs .* operations\.predictions=false"
+    ):
+        resolve(load_config([*words, "evaluation.kind=none", "operations.predictions=true"]))

@@ -249,7 +249,9 @@ MISTAKES = {
     "--owner dose": "its column dose can't be dose and the owner",
     "--named dose=age --named dose=y": "dose is given twice, as age and as y",
     "--factor dose=inf": "factor must be within (0, 1e+30] (got inf)",
-    "--words y:ja=maybe": "class_words must map words to classes",
+    "--words y:ja=maybe": "--words y:ja=maybe: the shared words of y are no, yes.",
+    "--words sex:w=F --words sex:M=m": "--words sex:M=m: the shared words of sex are F, M.",
+    "--words sex:F=M": "--words sex:WORD=LEVEL",
 }
 
 
@@ -260,9 +262,10 @@ def test_a_mapping_that_no_run_could_read_is_not_written(
     shared = tmp_path / "shared.toml"
     shared.write_text(
         'target = "y"\nclasses = ["no", "yes"]\n[columns]\nage = [0, 110]\ndose = [0, 10]\n'
+        'sex = ["F", "M"]\n'
     )
     table = tmp_path / "train.csv"
-    table.write_text("pid,age,dose,y\n" + "A,40,3,yes\n" * 4)
+    table.write_text("pid,age,dose,y,sex\n" + "A,40,3,yes,F\n" * 4)
     asked = ["adopt", str(shared), "--table", str(table), "--write", *words.split()]
     assert data(asked) == 2
     assert said in capsys.readouterr().err

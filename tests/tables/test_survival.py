@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -97,10 +99,121 @@ def test_a_time_or_event_that_is_none_is_named_with_its_line(
     assert "line 3" in str(error.value)
 
 
+def test_words_of_an_event_without_classes_are_asked_for_in_their_order(folder: Path) -> None:
+    (folder / "data.toml").write_text(TOML.replace('classes = ["no", "yes"]', ""))
+    with pytest.raises(FolderError, match=r'event second, such as classes = \["no", "yes"\]'):
+        load_folder(str(folder))
+
+
+WORDS = {
+    "yes": 'classes = ["no", "yes"]',
+    "no": 'classes = ["yes", "no"]',
+    # a site that writes the shared words the other way round
+    "no as yes": 'classes = ["no", "yes"]\nclass_words = { no = "yes", yes = "no" }',
+}
+
+
+@pytest.mark.parametrize(("event", "lines"), WORDS.items())
+def test_check_says_which_word_is_the_event_and_in_how_many_rows(
+    event: str, lines: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data.toml").write_text(TOML.replace('classes = ["no", "yes"]', lines))
+    event = event.split()[0]
+    count = (folder / "train.csv").read_text().count(f",{event}\n")
+    assert main(["data", "check", str(folder / "train.csv")]) == 0
+    assert f"event: died = {event} in {count} of 400 rows" in capsys.readouterr().out
+
+
+def test_an_event_of_numbers_is_counted_too(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data.toml").write_text(TOML.replace('classes = ["no", "yes"]', ""))
+    (folder / "test.csv").write_text("pid,age,lab,days,died\nt,50,5,9,0\n")
+    (folder / "train.csv").write_text("pid,age,lab,days,died\na,50,5,9,1\nb,50,5,9,0\n")
+    assert main(["data", "check", str(folder / "train.csv")]) == 0
+    assert "event: died = 1 in 1 of 2 rows" in capsys.readouterr().out
+
+
+def test_check_proposes_an_event_with_its_word_second_and_hints_at_an_unnamed_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data.toml").unlink()
+    for name in ("train.csv", "test.csv"):
+        words = (folder / name).read_text().replace(",yes", ",ja").replace(",no", ",nein")
+        (folder / name).write_text(words)
+    check = ["data", "check", str(folder / "train.csv"), "--owner", "pid", "--target", "days"]
+    assert main([*check, "--write"]) == 0
+    assert "--target days --event died" in capsys.readouterr().out
+    path = folder / "data.toml"
+    path.write_text(re.sub("(?m)^unconfirmed.*$", "", path.read_text()))
+    assert main(check[:3]) == 0
+    assert "--target days --event died" in capsys.readouterr().out
+    path.unlink()
+
+    assert main([*check, "--event", "died", "--write"]) == 0
+    text = path.read_text()
+    described = tomllib.loads(text)
+    assert described["classes"] == ["nein", "ja"]
+    assert {*described["columns"]} == {"age", "lab"}
+    path.write_text(re.sub("(?m)^unconfirmed.*$", "", text))
+    assert load_folder(str(folder)).shape.target.kind == SURVIVAL
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "missing"),
+    [
+        ('event = "died"', 'event = "dead"', "column dead;"),
+        ('target = "days"', 'target = "tage"', "column tage;"),
+        ('owner = "pid"', 'owner = "who"', "column who;"),
+        ("age = [30, 90]", "old = [30, 90]", "column old;"),
+    ],
+)
+def test_a_column_that_there_is_not_is_named_by_check_with_those_that_there_are(
+    old: str, new: str, missing: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data.toml").write_text(TOML.replace(old, new))
+    assert main(["data", "check", str(folder / "train.csv")]) == 2
+    said = capsys.readouterr().err
+    assert f"has no {missing} there are pid, age, lab, days, died" in said
+    with pytest.raises(FolderError, match=f"has no column or array {missing[7:-1]}$"):
+        load_folder(str(folder))
+
+
+def test_negative_times_are_counted_by_check_with_their_column(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["pid,age,lab,days,died", "a,50,5,-9,no", "b,50,5,9,yes", "c,50,5,-1,no"]
+    (folder / "train.csv").write_text("\n".join(lines) + "\n")
+    assert main(["data", "check", str(folder / "train.csv")]) == 2
+    assert "days is below 0 in 2 of 3 rows, first in line 2" in capsys.readouterr().out
+
+
+EVENTS = {
+    ("--event", "died"): "--event needs --target",
+    ("--event", "dead", "--target", "days"): "no column dead",
+    ("--event", "lab", "--target", "days"): "lab says",
+    ("--event", "died", "--target", "died"): "--target and --event are both died",
+    ("--owner", "pid", "--target", "pid"): "--target and --owner are both pid",
+    ("--event", "died", "--target", "pid"): "pid must be the time until died",
+}
+
+
+@pytest.mark.parametrize(("words", "message"), EVENTS.items())
+def test_an_event_that_is_none_is_refused_by_check(
+    words: tuple[str, ...], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "data.toml").unlink()
+    assert main(["data", "check", str(folder / "train.csv"), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 RULES = {
     "times = [180, 90]": "times must be the ends of the intervals",
     "times = [0, 90]": "times must be the ends of the intervals",
-    "": "event and times must be given together",
+    "": "event and times must be given together, and not empty",
+    "times = []": "event and times must be given together, and not empty",
+    'times = [9]\nclass_words = { ja = "maybe" }': "class_words must map words to classes",
+    "times = 30": r"times must be a list, such as times = \[30\]",
     'times = [9]\ntest_target = "x"': "times can't be combined with test_target",
 }
 
