@@ -328,7 +328,7 @@ def check_cost(plan: Plan) -> None:
     own = run.user.mechanism
     if own is not None and run.gives(USER) and plan.epsilon_after(run.rounds) == 0:
         raise ConfigError(f"privacy.user.mechanism={own} states that its rounds cost nothing")
-    if not plan.charges_server or plan.account is not None:
+    if not plan.charges_server or plan.account is not None or run.statistics.only:
         return
     guarantee = plan.mechanism.guarantee
     most = run.largest_epsilon(guarantee)
