@@ -20,7 +20,8 @@ from discreet.data.datasets import load_task
 from discreet.protocol.messages import STATISTICS
 from discreet.run_files.resuming import asked_settings
 from discreet.server.data_questions import written_statistics
-from discreet.server.session import prepare
+from discreet.server.resolve import resolve
+from discreet.server.session import open_session
 from discreet.settings.settings import client_settings, with_any_noise
 from discreet.simulation.in_process import data_answers
 
@@ -31,8 +32,8 @@ def command(overrides: Words = None) -> None:
     config = with_any_noise(config)
     client_settings(config).check_server_noise("discreet statistics")
     with ExitStack() as held:
-        session = prepare(config, call, simulated=True, held=held)
-        plan = session.plan
+        plan, normalised = resolve(config, resumed=call.resume)
+        session = open_session(plan, normalised, call, simulated=True, held=held)
         task = load_task(config.data.name, path=config.data.path)
         answers = data_answers(STATISTICS, plan, task)
         print(written_statistics(session.context, task, answers), end="")

@@ -39,7 +39,7 @@ from discreet.logs import log_to
 from discreet.mechanisms.central_gaussian import count_stddev
 from discreet.mechanisms.mechanism import Mechanism
 from discreet.planning.noise_outlook import EXAMPLES_INSTEAD, FEW_CLIENTS, check_noise
-from discreet.planning.plan import Plan, check_cost, resolve_noise
+from discreet.planning.plan import Plan, check_cost, check_room, resolve_noise
 from discreet.planning.server_optimizer import ServerOptimizer
 from discreet.planning.state import Outcome
 from discreet.protocol.messages import VirtualClient
@@ -434,6 +434,7 @@ def planned_app(
         advice = ""
     check_search(found.clip, count_stddev(found.run) or 0.0, found.denominator, advice=advice)
     check_cost(found)
+    check_room(found)
     folder = check_output(call)
     resumed = None
     if call.resume:

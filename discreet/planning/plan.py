@@ -323,11 +323,16 @@ def resolve_noise(settings: Settings, sizes: Sizes = PLANNED) -> Settings:
 
 def check_cost(plan: Plan) -> None:
     """Raises ConfigError if a third-party mechanism states that all planned rounds together cost
-    nothing, or if the budget has no room for one round."""
+    nothing."""
     run = plan.run
     own = run.user.mechanism
     if own is not None and run.gives(USER) and plan.epsilon_after(run.rounds) == 0:
         raise ConfigError(f"privacy.user.mechanism={own} states that its rounds cost nothing")
+
+
+def check_room(plan: Plan) -> None:
+    """Raises ConfigError if the budget of a run that trains has no room for one round."""
+    run = plan.run
     if not plan.charges_server or plan.account is not None or run.statistics.only:
         return
     guarantee = plan.mechanism.guarantee

@@ -22,7 +22,7 @@ from discreet.models.models import (
     model_for,
 )
 from discreet.models.transformer import save_adapter
-from discreet.planning.plan import Plan
+from discreet.planning.plan import Plan, check_room
 from discreet.planning.run_price import average_units
 from discreet.planning.state import Outcome
 from discreet.queries.evaluation_result import EvaluationResult
@@ -112,6 +112,7 @@ def prepare(
     """Prepares a run up to its first round; errors as `resolve` and `open_run`. `decided`: the
     guarantees with their noise, if a target has chosen it already."""
     plan, task = resolve(settings, decided, resumed=call.resume)
+    check_room(plan)
     return open_session(plan, task, call, simulated=simulated, held=held)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,12 +62,13 @@ def test_a_budget_that_ends_a_run_early_is_in_its_price_and_the_run_ends_there(
     assert [len(RunFolder(tmp_path / "run").read_metrics())] == [int(each) for each in room]
 
 
-@pytest.mark.parametrize("command", [plan, simulate])
-def test_a_budget_without_room_for_a_round_is_refused(
-    command: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_whose_budget_has_no_room_for_a_round_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*SMALL, "privacy.user.max_epsilon=0.5", f"output_dir={tmp_path / 'run'}"]
-    assert command(words) == 2
+    assert plan(words) == 0
+    assert "the budget of epsilon 0.5 has room for 0 of the 2 rounds" in capsys.readouterr().out
+    assert simulate(words) == 2
     assert "privacy.user.max_epsilon=0.5 has no room for a round" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
