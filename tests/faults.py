@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import cache, partial
 from typing import Any
 from unittest.mock import ANY, Mock, patch
@@ -867,6 +868,48 @@ OF_EXAMPLES = (
         "per_example/test_first_pass.py::test_hooks_of_a_first_call_are_put_back_and_do_not_pile_up",
     ),
 )
+
+
+def _without(key: str, nothing: object) -> Callable[[Any], Any]:
+    """A reader of a file that is not told of a key of its description."""
+    return lambda real: lambda path, known: real(path, known.model_copy(update={key: nothing}))
+
+
+def _as_times(real: Any) -> Any:
+    def as_times_if_all_are(self: Any) -> list[Any]:
+        with suppress(ValueError, TypeError):
+            return [datetime.fromisoformat(cell) for cell in self.cells]
+        return real(self)
+
+    return as_times_if_all_are
+
+
+OF_TABLES = (
+    Fault(
+        "the first line of a jsonl file decides the order of the inputs of all",
+        "data.folder:_input_names",
+        lambda real: lambda found, known: real(found, known.model_copy(update={"format": "csv"})),
+        "data/test_rows_apart.py::test_a_row_with_its_keys_in_another_order_changes_no_other_row",
+    ),
+    Fault(
+        "the texts of a jsonl column are times if all of them can be",
+        "data.table_files:JsonColumn.to_pylist",
+        _as_times,
+        "data/test_rows_apart.py::test_a_text_that_looks_like_a_time_is_a_text_whatever_other_rows_have",
+    ),
+    Fault(
+        "the sites of a CSV file are numbers if all of them can be",
+        "data.folder:opened",
+        _without("owner", None),
+        "data/test_rows_apart.py::test_a_site_is_what_its_cell_says_whatever_other_sites_are",
+    ),
+    Fault(
+        "the classes in a CSV file are numbers if all of them can be",
+        "data.folder:opened",
+        _without("classes", ()),
+        "data/test_rows_apart.py::test_a_class_is_the_word_in_its_cell_whatever_other_cells_are",
+    ),
+)
 IN_ALL_TURNS = "mechanisms/test_turn_replay.py::test_a_client_in_all_its_turns_costs_what_the_ledger_was_charged"
 ON_WHAT_WAS_DRAWN = "per_example/test_watch.py::test_a_branch_on_what_was_drawn_is_not_watched"
 FAULTS = (
@@ -879,6 +922,7 @@ FAULTS = (
     ),
     *(replace(fault, test=IN_ALL_TURNS) for fault in OF_TURNS),
     *OF_EXAMPLES,
+    *OF_TABLES,
 )
 
 CHECKS = (

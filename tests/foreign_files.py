@@ -176,7 +176,7 @@ def doors() -> dict[str, Door]:
     arrays = toml_of("npz").encode()
     images = toml_of("idx").replace('owner = "patient"\n', "").replace('"y"', '"l.idx"').encode()
     labels = b"\x00\x00\x08\x01" + ROWS.to_bytes(4, "big") + bytes(row % 2 for row in range(ROWS))
-    rows = toml_of("jsonl").encode()
+    rows = toml_of("jsonl", 'inputs = ["age", "dose"]\n').encode()
     toml = "data.toml"
     return {
         "csv proposed": Door({"t.csv": csv}, _check("t.csv")),

@@ -87,7 +87,7 @@ def owner_numbers(owners: Array) -> Array:
 
 def numbers_in(column: Any, name: str, marks: Marks) -> Array:
     """The numbers of a column, none of them empty."""
-    quick = np.asarray(column.to_numpy())
+    quick = np.asarray(column)
     if quick.dtype.kind in "iuf" and np.isfinite(quick).all():
         return quick.astype(np.float64)
     described = "or describe it under [columns] in data.toml"
@@ -138,9 +138,8 @@ def _target_numbers(targets: Array, name: str, description: DataDescription) -> 
         )
         numbers = _numbers_of(targets.ravel().tolist(), description.marks, empty, wrong)
         return numbers.reshape(targets.shape)
-    try:
-        return np.asarray(targets, np.float64)
-    except (ValueError, TypeError) as error:
+    if targets.dtype.kind not in "iufb":  # a day is counted in days, or in seconds beside a time
         raise FolderError(
             f"{description.file}: targets must be numbers, or words listed in classes"
-        ) from error
+        )
+    return targets.astype(np.float64)

@@ -195,7 +195,9 @@ class CsvTable:
         writer.writerows([self.written_header, *rows])
         return text.getvalue()
 
-    def columns(self, *, as_text: bool = False, texts: Collection[str] = ()) -> dict[str, Any]:
+    def columns(
+        self, *, as_text: bool = False, texts: Collection[str | None] = ()
+    ) -> dict[str, Any]:
         """Columns of pyarrow by name. `as_text`, `texts`: all or some with cells as they are
         written. FolderError: the file can't be read."""
         require_extra("pyarrow", why=self.path.name)

@@ -4,7 +4,8 @@
     file = "train.csv"              # for idx: the file of the inputs
     target = "label"                # the column or array to predict; for idx: the labels' file
     inputs = ["p0", "p1"]           # columns in order, or the name of an array
-                                    # (default: all other columns, or the array "inputs")
+                                    # (default: all other columns, but jsonl needs it or
+                                    # [columns]; or the array "inputs")
     low = 0                         # public ranges, one for all inputs or one for each: low..high
     high = 16                       # is mapped to the range of the task's inputs, 0..1 or -1..1
     classes = ["benign", "malign"]  # if classes are words; each is numbered by its place here
@@ -421,13 +422,16 @@ def _weights_of(description: DataDescription) -> Path:
 
 
 def opened(path: Path, description: DataDescription) -> dict[str, Any]:
-    """The columns or arrays of a file by their names; owners and texts in a CSV file, and with
-    [columns] all of its cells, as they are written. FolderError: it can't be read."""
+    """The columns or arrays of a file by their names; owners, texts and words of classes in a
+    CSV file, and with [columns] all of its cells, as they are written. FolderError: it can't be
+    read."""
     if description.format == "csv":
-        texts = [name for name in (description.owner, description.text) if name is not None]
+        texts = [description.owner, description.text]
+        if description.classes:
+            texts += description.target_names
         table = csv_table(path, description)
         return table.columns(as_text=bool(description.columns), texts=texts)
-    return open_table(path, description.format, text=description.text)
+    return open_table(path, description.format)
 
 
 def csv_table(path: Path, description: DataDescription) -> CsvTable:
@@ -451,6 +455,11 @@ def _input_names(found: Mapping[str, Any], description: DataDescription) -> tupl
     if description.columns:
         return tuple(column.in_file for column in description.columns)
     if description.inputs is None:
+        if description.format == "jsonl":
+            raise FolderError(
+                f"{DESCRIPTION}: a jsonl file needs inputs, the columns in their order, or "
+                "[columns]: each line may have its keys in another order"
+            )
         taken = {*description.target_names, description.owner}
         # By their names alone: a row more or less must not decide how many inputs there are.
         return tuple(name for name in found if name not in taken and name not in INDEX)

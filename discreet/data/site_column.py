@@ -16,7 +16,8 @@ def sites_of(task: Task, column: str) -> Array | None:
     if task.folder is None or task.description is None:
         return None
     path = file_in(task.folder, task.description.file)
-    found = opened(path, task.description)
+    # as the owner, so that its cells are read as they are written
+    found = opened(path, task.description.model_copy(update={"owner": column}))
     if column not in found:
         raise FolderError(f"data.site: {path.name} has no column or array {column}")
     with lines_in(path, task.description):

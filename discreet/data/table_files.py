@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from discreet.data.targets import Array, FolderError
-from discreet.settings.foreign_files import one_line
+from discreet.settings.foreign_files import one_line, read_text
 from discreet.settings.rules import require_extra
 
-MOST_BRACKETS = 200  # of a line that is not looked at closely
+
+@dataclass(frozen=True, eq=False, repr=False)  # so that its text has no cell
+class JsonColumn:
+    """The cells of one key in a jsonl file, each as its own line has it: a type of the whole column
+    would follow from the rows of others."""
+
+    cells: list[Any]
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __array__(self, *_: Any, **options: Any) -> Array:
+        return np.fromiter(self.cells, object, len(self.cells))
+
+    def to_pylist(self) -> list[Any]:
+        return self.cells
 
 
 def file_in(folder: Path, name: str) -> Path:
@@ -26,16 +42,19 @@ def file_in(folder: Path, name: str) -> Path:
     return path
 
 
-def open_table(path: Path, form: str, *, text: str | None = None) -> dict[str, Any]:
-    """The columns (parquet, jsonl; of pyarrow) or the arrays (npz; of numpy) of a file by
-    their names. `text`: a column whose cells are texts, also if all of them look like dates.
-    FolderError: it can't be read, or two columns have one name."""
+def open_table(path: Path, form: str) -> dict[str, Any]:
+    """The columns (parquet: of pyarrow; jsonl: `JsonColumn`) or the arrays (npz; of numpy) of a
+    file by their names. FolderError: it can't be read, or two columns have one name."""
+    if form == "jsonl":
+        rows = [row for _, row in json_rows(path)]
+        keys = dict.fromkeys(key for row in rows for key in row)
+        return {key: JsonColumn([row.get(key) for row in rows]) for key in keys}
     if form == "npz":
         with one_line(path, FolderError):
             return _arrays_in(path)
     require_extra("pyarrow", why=path.name)
     with one_line(path, FolderError):
-        table = _read_rows(path, form, text)
+        table = _parquet_table(path)
     names = list(table.column_names)
     for name, count in Counter(names).items():
         if count > 1:
@@ -48,26 +67,40 @@ def _arrays_in(path: Path) -> dict[str, Array]:
         return dict(arrays)
 
 
-def _read_rows(path: Path, form: str, text: str | None) -> Any:
-    import pyarrow  # type: ignore[import-untyped]
-    from pyarrow import json as rows
-    from pyarrow import parquet
+def _parquet_table(path: Path) -> Any:
+    from pyarrow import parquet  # type: ignore[import-untyped]
 
-    if form == "parquet":
-        table = parquet.read_table(path)
-    else:
-        _check_depth(path)
-        known = pyarrow.schema([(text, pyarrow.string())] if text else [])
-        options = rows.ParseOptions(explicit_schema=known)
-        table = rows.read_json(path, parse_options=options)
+    table = parquet.read_table(path)
     table.validate(full=True)  # otherwise a text that is not UTF-8 fails where it is read
     return table
 
 
-def _check_depth(path: Path) -> None:
-    """Raises RecursionError for a line that is nested so deeply that pyarrow would end the
-    process."""
-    with path.open("rb") as lines:
-        for line in lines:
-            if line.count(b"[") + line.count(b"{") > MOST_BRACKETS:
-                json.loads(line)
+def json_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The lines of a jsonl file but empty ones, each as it is written and as an object.
+    FolderError: one is none."""
+    text = read_text(path, FolderError)
+    found = []
+    with one_line(path, FolderError):
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                found.append((line, _object_in(line, f"{path}, line {number}")))
+    return found
+
+
+def _object_in(line: str, place: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line, object_pairs_hook=_with_each_key_once)
+        if "\\u" in line:
+            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
+    except ValueError:  # its message may have cells
+        found = None
+    if not isinstance(found, dict):
+        raise FolderError(f"{place} must be a JSON object, with each key once and in UTF-8")
+    return found
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return found

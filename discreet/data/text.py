@@ -176,7 +176,7 @@ def tokens_of(texts: Any, folder: Path, *, length: int) -> tuple[Array, Array]:
     for row, cell in enumerate(cells):
         if not isinstance(cell, str):
             raise CellError(
-                row, "the text is missing" if cell is None else "the text is none in UTF-8"
+                row, "the text is missing" if cell is None else "the cell is no text in UTF-8"
             )
     read = tokenizer_in(folder)(
         cells, truncation=True, max_length=length, padding="max_length", return_tensors="np"

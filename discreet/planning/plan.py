@@ -331,9 +331,10 @@ def check_cost(plan: Plan) -> None:
 
 
 def check_room(plan: Plan) -> None:
-    """Raises ConfigError if the budget of a run that trains has no room for one round."""
+    """Raises ConfigError if the budget of a run has no room for one round. One that begins with a
+    question about data is refused where that is asked."""
     run = plan.run
-    if not plan.charges_server or plan.account is not None or run.statistics.only:
+    if not plan.charges_server or plan.account is not None or run.asks_of_data:
         return
     guarantee = plan.mechanism.guarantee
     most = run.largest_epsilon(guarantee)

@@ -9,9 +9,7 @@ file are those of the whole file, which may follow from any of its rows.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,9 @@ from numpy.typing import NDArray
 
 from discreet.data.csv_table import CsvTable
 from discreet.data.empty_cells import is_empty
-from discreet.data.table_files import open_table
+from discreet.data.table_files import json_rows, open_table
 from discreet.data.targets import FolderError
 from discreet.privacy.person import OPTION, OtherSpelling, person_keys
-from discreet.settings.foreign_files import read_text
 from discreet.tables.header import column_place, names_in
 
 Cells = NDArray[Any]
@@ -104,18 +101,12 @@ def _first_places(rows: Iterable[object]) -> list[object]:
 
 
 def _jsonl(path: Path, id_column: str | None) -> _Rows:
-    text = read_text(path, FolderError)
-    lines = [line for line in text.split("\n") if line.strip()]
-    cells = list[object]()
-    for row, line in enumerate(lines):
-        found = None
-        with suppress(ValueError, RecursionError):
-            found = json.loads(line)
-        if not isinstance(found, dict):
-            raise FolderError(f"{path}, row {row + 1} is not a JSON object")
-        cells.append(None if id_column is None else found.get(id_column))
+    rows = json_rows(path)
+    lines = [line for line, _ in rows]
     if id_column is None:
         cells = _first_places(lines)
+    else:
+        cells = [row.get(id_column) for _, row in rows]
     return cells, lambda places: "".join(f"{lines[place]}\n" for place in places).encode()
 
 
