@@ -19,8 +19,8 @@ def target_counts(
     place_of: Callable[[int], str],
 ) -> Iterator[str]:
     """A sentence on the rows without a target, on the second of two classes, and on an input that
-    may be the event of a time. `cells`: those of
-    each target by its column. `place_of`: the words for a row."""
+    may be the event of a time. `cells`: those of each target by its column. `place_of`: the words
+    for a row."""
     for name in description.target_names:
         empty = [row for row, cell in enumerate(cells[name]) if _lacks(cell, description)]
         if empty:
