@@ -45,6 +45,14 @@ def _context_of(task: BlockTask, state: bytes, data: Path) -> Context:
     return context
 
 
+def unpack(archive: bytes, folder: Path) -> None:
+    """Writes the files of a block, which `site split` has packed, into a folder."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        # Python before 3.11.4, such as Debian 12's, has no filters.
+        files.extraction_filter = getattr(tarfile, "data_filter", None)
+        files.extractall(folder)
+
+
 def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: int) -> None:
     """Runs the app on the files of one block, in the folder `data`. Writes the vector that leaves
     and then the app's state to `out`. Raises whatever the app raises."""
@@ -54,8 +62,7 @@ def run_app(task: BlockTask, *, archive: bytes, state: bytes, data: Path, out: i
     from flwr.common.serde import message_from_proto, recorddict_to_proto
     from flwr.proto.message_pb2 import Message as MessageProto
 
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(data, filter="data")
+    unpack(archive, data)
     seed_anew()
     if task.instead == SELF_TEST:
         print(json.dumps(reached(task.facts)), flush=True)

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from discreet.cli.main import main
 from discreet.data.targets import FolderError
+from discreet.guard.block_app import unpack
 from discreet.guard.patient_blocks import block_of, split_site, without_comments
 from discreet.guard.site_blocks import KEY, read_blocks
 from discreet.settings.rules import ConfigError
@@ -267,3 +268,20 @@ def test_a_split_that_others_can_read_is_refused(tmp_path: Path) -> None:
     os.chmod(tmp_path / "site" / KEY, 0o644)
     with pytest.raises(ConfigError, match="closed to all others"):
         read_blocks(tmp_path / "site", id_column="patient", count=BLOCKS)
+
+
+@pytest.mark.parametrize("has_filters", [True, False])
+def test_a_block_is_unpacked_with_and_without_filters_of_tarfile(
+    has_filters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split_site(csv_of(tmp_path, PATIENTS), tmp_path / "site", id_column="patient", count=BLOCKS)
+    block, *_ = read_blocks(tmp_path / "site", id_column="patient", count=BLOCKS)
+    if not has_filters:  # as Python 3.11.2 has none
+        extract = tarfile.TarFile.extractall
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+        monkeypatch.setattr(tarfile.TarFile, "extractall", lambda files, at: extract(files, at))
+    (tmp_path / "block").mkdir()
+    unpack(block.read_bytes(), tmp_path / "block")
+    assert {each.name: each.read_bytes() for each in (tmp_path / "block").iterdir()} == content(
+        block
+    )
