@@ -109,7 +109,7 @@ class SecureSum:
         level.
 
         Truncation to steps moves each coordinate of the difference of two sums by less than 1:
-        sqrt(num_params) in L2. A node's sum is exact before that, for any number of examples
+        sqrt(num_params) in L2. A node's sum is exact before that, for up to 2^29 examples
         (`shared_step`), but for the rounding of a product, which is clamped at R * `largest_sum`. A
         simulation that trains clients together adds up m gradients in float64, m at most 16 times
         `largest_sum`: the error is at most (m + 8) 2^-53 of the sum of their sizes (Higham 2002,

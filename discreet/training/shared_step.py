@@ -19,7 +19,7 @@ from discreet.training.failing_units import NOISE_ALONE, Snapshot, Unit, gradien
 from discreet.training.local_training import LocalSettings
 from discreet.training.units import Held, units_of
 
-UNIT_STEPS = 2.0**30  # a clip norm in the steps of a unit's gradient
+UNIT_STEPS = 2.0**24  # a clip norm in the steps of a unit's gradient
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,22 @@ def shared_step(
     Sensitivity: adding, removing or zeroing out one unit moves it by at most learning_rate * C /
     batch_size in L2, plus the rounding of a product
     (`discreet.privacy.secure_grid.SecureSum.gradient_slack`), however many units there are: each
-    gradient is truncated to whole multiples of C / 2^30, whose sum is exact, and one that can't be
-    computed changes no other. There is no sampling: every unit is in every step. Gradients are
-    taken at `params` (num_params,); the model is not changed.
+    gradient is truncated to whole multiples of C / 2^24, of which a float64 sum of up to 2^29 is
+    exact, and one that can't be computed changes no other. There is no sampling: every unit is in
+    every step. Gradients are taken at `params` (num_params,); the model is not changed.
     """
     exact = copy.deepcopy(model).double()
     load_parameters(exact, params)
     to_train(exact)
     before = Snapshot(exact)
-    total = torch.zeros(params.shape, dtype=torch.int64)
+    total = torch.zeros(params.shape, dtype=torch.float64)
     if settings.failing != NOISE_ALONE:
         with masks_from(clip.source, exact):
             for gradient in _gradients(exact, examples, settings.loss, clip):
                 found = gradient_or_none(gradient, before, failing=settings.failing)
                 if found is not None:
-                    total += found.mul_(UNIT_STEPS / clip.clip_norm).long()  # truncates
-    scale = clip.clip_norm / UNIT_STEPS * -settings.learning_rate / settings.batch_size
-    return total.double() * scale
+                    total += found.mul_(UNIT_STEPS / clip.clip_norm).trunc_()
+    return total.mul_(clip.clip_norm / UNIT_STEPS * -settings.learning_rate / settings.batch_size)
 
 
 def _gradients(
