@@ -37,7 +37,7 @@ from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.layers.draws import no_draws
 from discreet.per_example.objective import objective_of, rows_of
-from discreet.per_example.per_example import _clipped_sum, clipped_gradient_sum
+from discreet.per_example.per_example import clipped_gradient_sum, clipped_sum_of
 from discreet.per_example.trial import Undrawn
 
 SECONDS, SEED = 4.0, 20731
@@ -209,7 +209,7 @@ def _without_draws(case: Case, clip_norm: float) -> tuple[Tensor, Tensor]:
     """As `clipped_sum`, without masks of the operating system's randomness."""
     objective = objective_of(case.model, case.loss)
     draws = no_draws(len(case.targets))
-    return _clipped_sum(objective, case.inputs, case.targets, clip_norm, draws)
+    return clipped_sum_of(objective, case.inputs, case.targets, clip_norm, draws)
 
 
 def private_step(case: Case) -> Step:

@@ -13,10 +13,9 @@ model that vmap can't follow runs one example after the other (`any_model.py`), 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -129,7 +128,7 @@ def clipped_gradient_sum(
 
     Sensitivity: adding or removing one example changes total by at most C in L2 norm, up to the
     rounding of the float sum and of the other gradients, whose kernels may depend on n
-    (`gradients_in_turn` avoids the latter). n = 0 gives zeros and no norms.
+    (`in_turn.py` avoids the latter). n = 0 gives zeros and no norms.
 
     Raises:
       ValueError: a setting out of range; a forward or a layer that mixes examples (BatchNorm in
@@ -147,7 +146,7 @@ def clipped_gradient_sum(
     (torch.Size([6]), True, True)
     """
     check_clip(clip_norm, "clip_norm")
-    return _clipped_sum(objective_of(model, loss), inputs, targets, clip_norm)
+    return clipped_sum_of(objective_of(model, loss), inputs, targets, clip_norm)
 
 
 def clipped_sum_by_owner(
@@ -171,7 +170,7 @@ def clipped_sum_by_owner(
     """
     check_clip(clip_norm, "clip_norm")
     objective = objective_of(model, loss)
-    inputs, targets = _trees(*batch)
+    inputs, targets = trees_of(*batch)
     if not all(isinstance(part, Tensor) for part in batches_in((inputs, targets))):
         raise ValueError("owners: a graph is a unit by itself, and has no owner")
     if count_of(inputs, targets) != len(owners):
@@ -235,38 +234,7 @@ def l1_clipped_gradient_sum(
     """As `clipped_gradient_sum` with L1 norms: one example changes the sum by at most C in L1, for
     Laplace noise."""
     check_clip(clip_norm, "clip_norm")
-    return _clipped_sum(objective_of(model, loss, order=1), inputs, targets, clip_norm)
-
-
-def gradients_in_turn(
-    model: nn.Module,
-    inputs: Tree,
-    *,
-    targets: Tree = None,
-    clip_norm: float,
-    loss: Loss = cross_entropy,
-) -> Iterator[Callable[[], Tensor]]:
-    """For each example a function that computes its clipped gradient, (num_params,), as
-    `clipped_gradient_sum` does for all together: 5 (CNN) to 60 times (logistic regression) slower.
-
-    The rounding of a kernel may depend on the number of rows and on a row's place in memory. Here
-    each example is alone, in its own memory: adding or removing an example does not change a single
-    bit of the others' gradients."""
-    check_clip(clip_norm, "clip_norm")
-    objective = objective_of(model, loss)
-    inputs, targets = _trees(inputs, targets)
-    with own_draws(count_of(inputs), objective.parameters[0].device) as draws:
-        for place in range(count_of(inputs)):
-            one = [place]  # indexing by a list copies
-            some = rows_of(inputs, one), rows_of(targets, one)
-            own = draws.of(torch.tensor(one))
-            yield partial(_gradient_alone, objective, some, clip_norm, own)
-
-
-def _gradient_alone(
-    objective: Objective, some: tuple[Tree, Tree], clip: float, draws: Draws
-) -> Tensor:
-    return _clipped_sum(objective, *some, clip, draws)[0]
+    return clipped_sum_of(objective_of(model, loss, order=1), inputs, targets, clip_norm)
 
 
 def check_finite(count: int, finite: int) -> None:
@@ -283,17 +251,19 @@ def check_finite(count: int, finite: int) -> None:
         )
 
 
-def _trees(inputs: Any, targets: Any) -> tuple[Tree, Tree]:
+def trees_of(inputs: Any, targets: Any) -> tuple[Tree, Tree]:
+    """Inputs and targets as trees of tensors; without targets the loss gets the inputs."""
     tree = as_tree(inputs)
     wanted = tree if targets is None else as_tree(targets)
     check_tensors(tree, wanted)
     return tree, wanted
 
 
-def _clipped_sum(
+def clipped_sum_of(
     objective: Objective, inputs: Any, targets: Any, clip: float, of_one: Draws | None = None
 ) -> tuple[Tensor, Tensor]:
-    inputs, targets = _trees(inputs, targets)
+    """`clipped_gradient_sum` of an objective; `of_one`: the draws of these examples."""
+    inputs, targets = trees_of(inputs, targets)
     count = count_of(inputs, targets)
     if count == 0 or not objective.slots:
         return objective.parts().total(), objective.zeros(count)

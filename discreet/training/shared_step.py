@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from discreet.models.models import load_parameters, masks_from, to_train
+from discreet.per_example.in_turn import gradients_in_turn
 from discreet.per_example.objective import Loss
-from discreet.per_example.per_example import clipped_sum_by_owner, gradients_in_turn
+from discreet.per_example.per_example import clipped_sum_by_owner
 from discreet.privacy.randomness import RandomSource
 from discreet.training.failing_units import NOISE_ALONE, Snapshot, Unit, gradient_or_none
 from discreet.training.local_training import LocalSettings

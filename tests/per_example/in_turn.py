@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discreet.per_example.per_example import gradients_in_turn
+from discreet.per_example.in_turn import gradients_in_turn
 
 
 def sequential_sum(model: nn.Module, inputs: Any, **how: Any) -> Tensor:
