@@ -4,6 +4,7 @@ level."""
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +52,7 @@ def shared_step(
     Sensitivity: adding, removing or zeroing out one unit moves it by at most learning_rate * C /
     batch_size in L2, plus the rounding of a product
     (`discreet.privacy.secure_grid.SecureSum.gradient_slack`), however many units there are: each
-    gradient is truncated to whole multiples of C / 2^24, of which a float64 sum of up to 2^29 is
+    gradient is rounded to whole multiples of C / 2^24, of which a float64 sum of up to 2^29 is
     exact, and one that can't be computed changes no other. There is no sampling: every unit is in
     every step. Gradients are taken at `params` (num_params,); the model is not changed.
     """
@@ -59,13 +60,16 @@ def shared_step(
     load_parameters(exact, params)
     to_train(exact)
     before = Snapshot(exact)
+    # Rounding moves a gradient by at most sqrt(num_params) / 2 steps: it is then no longer than C.
+    most = UNIT_STEPS - math.sqrt(params.numel()) / 2
     total = torch.zeros(params.shape, dtype=torch.float64)
     if settings.failing != NOISE_ALONE:
         with masks_from(clip.source, exact):
             for gradient in _gradients(exact, examples, settings.loss, clip):
                 found = gradient_or_none(gradient, before, failing=settings.failing)
                 if found is not None:
-                    total += found.mul_(UNIT_STEPS / clip.clip_norm).trunc_()
+                    total += found.mul_(most / clip.clip_norm).round_()
+                del found  # the next one takes its memory
     return total.mul_(clip.clip_norm / UNIT_STEPS * -settings.learning_rate / settings.batch_size)
 
 
