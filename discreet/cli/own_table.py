@@ -24,7 +24,7 @@ examples:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -203,6 +203,7 @@ def _check(file: Path, write: bool) -> None:
 def _say_cells(file: Path, write: bool) -> None:
     """Prints what can't be read, or is read as something else, of each column; hints; and columns
     that can be described now, which are written on request."""
+    from discreet.data.table_files import file_in
     from discreet.tables.cell_counts import cell_counts, readings_of
     from discreet.tables.completion import completed
     from discreet.tables.hints import hints
@@ -218,9 +219,13 @@ def _say_cells(file: Path, write: bool) -> None:
             f"{path} describes {description.file}, not {file.name}: check that, or "
             f"move {file.name} to a folder of its own"
         )
-    table, cells = _opened(folder, description)
+    if description.format not in TABLES:
+        return
+    found, table = _opened(file_in(folder, description.file), description)
+    _say_target(description, found, table)
     if table is None or not description.columns:
         return
+    cells = {name: column.to_pylist() for name, column in found.items()}
     text, names = completed(read_text(path, FolderError), table, cells, description.marks)
     if names and write:
         replace_file(path, text.encode())
@@ -237,31 +242,27 @@ def _say_cells(file: Path, write: bool) -> None:
             print(hint)
 
 
-def _opened(
-    folder: Path, description: DataDescription
-) -> tuple[CsvTable | None, dict[str, list[Any]]]:
-    """The table of a description if it is CSV, and the cells of a table by column, after what is to
-    be said of its target was printed."""
+def _opened(path: Path, description: DataDescription) -> tuple[Mapping[str, Any], CsvTable | None]:
+    """The columns of a table, and the table itself if it is CSV. FolderError: one is missing."""
     from discreet.data.folder import csv_table, opened
-    from discreet.data.table_files import file_in
     from discreet.tables.header import require_described
-    from discreet.tables.target_counts import target_counts
 
-    if description.format not in TABLES:
-        return None, {}
-    path = file_in(folder, description.file)
     found = opened(path, description)
     require_described(path, found, description)
-    table = None
-    place_of: Callable[[int], str] = "row {}".format
     if description.format == "csv":
-        table = csv_table(path, description)
-        place_of = table.place_of
-    names = description.target_names
-    if description.padding is None:
-        targets = {name: found[name].to_pylist() for name in names}
-        for line in target_counts(description, targets, place_of):
-            print(line)
-    if table is None or not description.columns:
-        return table, {}
-    return table, {name: column.to_pylist() for name, column in found.items()}
+        return found, csv_table(path, description)
+    return found, None
+
+
+def _say_target(
+    description: DataDescription, found: Mapping[str, Any], table: CsvTable | None
+) -> None:
+    """Prints what is to be said of the target, unless it is a sequence."""
+    from discreet.tables.target_counts import target_counts
+
+    if description.padding is not None:
+        return
+    place_of = "row {}".format if table is None else table.place_of
+    targets = {name: found[name].to_pylist() for name in description.target_names}
+    for line in target_counts(description, targets, place_of):
+        print(line)

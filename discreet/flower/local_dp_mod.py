@@ -58,13 +58,12 @@ def local_dp_mod(
     Guarantee: (target_epsilon, delta) over `rounds` train messages for replacing all data of the
     node, against everybody who sees its replies. The difference to the received arrays is clipped
     to `clip_norm` in L2 and noised on an exact grid for 2 * clip_norm. Whole numbers keep the
-    server's values. Each reply is charged before the app is called, and leaves all the same:
-    an app that raises anything, takes longer than the node's max-seconds, or returns arrays that do
-    not fit or are not finite counts as no change. Only SIGINT, SIGTERM and SIGQUIT end a node
+    server's values. Each reply is charged before the app is called, and leaves all the same: an app
+    that raises anything, takes longer than the node's max-seconds, or returns arrays that do not
+    fit or are not finite counts as no change. Only SIGINT, SIGTERM and SIGQUIT end a node
     meanwhile, also if its app sends them, and an app that ends its process or switches off its own
-    alarm. A request below the node's policy or beyond its budget,
-    and every other message, is refused. That a node took part, and how long its app ran, is not
-    covered.
+    alarm. A request below the node's policy or beyond its budget, and every other message, is
+    refused. That a node took part, and how long its app ran, is not covered.
 
     Args:
       ledger: a file of `discreet ledger create`; None: the one that the node's owner names in

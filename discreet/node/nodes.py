@@ -80,8 +80,9 @@ def virtual_client(work: Work) -> Client:
     accounts = None
     if _is_charged(work):
         accounts = accounts_of(run, virtual, {})
-    name = _dealt(run.data, path)[1].name(number)
-    examples, held_out = _split(request, share_of(run.data, number, path=path), name)
+    share = share_of(run.data, number, path=path)
+    _, dealt = _dealt(run.data, path)
+    examples, held_out = _split(request, share, dealt.name(number))
     shape = shape_of(run, path=path)
     model = model_of(_beside_data(run.model, Path(path) if path else None), shape)
     return Client(model, examples, accounts, ClientPolicy(), source, str(number), held_out, shape)

@@ -337,9 +337,10 @@ def check_room(plan: Plan) -> None:
     if not plan.charges_server or plan.account is not None or run.asks_of_data:
         return
     guarantee = plan.mechanism.guarantee
-    most = run.largest_epsilon(guarantee)
+    budget = plan.budget(guarantee)
+    most = budget.max_epsilon
     if most is not None and (first := plan.epsilon_after(1)) > most:
-        key = Key(f"privacy.{guarantee}.max_epsilon={most:g}")
+        key = Key(f"{budget.name}={most:g}")
         room = f" has no room for a round, which costs {first:.4g}: "
         raise ConfigError(Wording(key, f"{room}more noise or a smaller cohort costs less"))
 

@@ -131,11 +131,11 @@ def gradient_or_none(
 ) -> Tensor | None:
     """The clipped gradient of one unit, or with COUNTS_AS_ZERO None if it can't be computed: what
     that wrote into the model is undone."""
-    if failing == RAISES:
-        return gradient()
     try:
         return gradient()
-    except Exception as error:  # noqa: BLE001 - of a model or loss that a site may have written
+    except Exception as error:
+        if failing == RAISES:
+            raise
         say_once(NO_GRADIENT, error)
         before.put_back()
         return None
