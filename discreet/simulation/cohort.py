@@ -307,19 +307,27 @@ class BatchedTransport:
                 yield _ChunkWork(tuple(admitted), tuple(training), local, asked, largest)
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-        """The cohort in chunks of clients of similar size, largest first, with their sizes."""
+        """The cohort in chunks of clients of similar size, largest first, with their sizes. Those
+        that are trained in the dual form are in chunks of their own: another client's size decides
+        nothing about a client's arithmetic."""
         clients: Numbers = np.asarray(cohort, dtype=np.int64)
         sizes = self.engine.client_examples.sizes(clients)
         order = np.argsort(-sizes, kind="stable")
-        # Every worker gets the same number of chunks of about the same size, so that none idles.
-        count = self.engine.workers
+        in_dual_form = sizes[order] <= self.engine.largest_in_dual_form
+        for alike in (order[~in_dual_form], order[in_dual_form]):
+            step = self._chunk_size(len(alike))
+            for start in range(0, len(alike), step):
+                chosen = alike[start : start + step]
+                yield clients[chosen].tolist(), sizes[chosen].tolist()
+
+    def _chunk_size(self, clients: int) -> int:
+        """Every worker gets the same number of chunks of about the same size, so that none
+        idles."""
+        workers = self.engine.workers
         if self._workers is not None:
-            count = self._workers.count
-        rounds = math.ceil(len(clients) / (self.engine.chunk * count))
-        step = max(1, math.ceil(len(clients) / max(1, rounds * count)))
-        for start in range(0, len(clients), step):
-            chosen = order[start : start + step]
-            yield clients[chosen].tolist(), sizes[chosen].tolist()
+            workers = self._workers.count
+        rounds = math.ceil(clients / (self.engine.chunk * workers))
+        return max(1, math.ceil(clients / max(1, rounds * workers)))
 
 
 def _workers_here(engine: Engine) -> Workers | None:

@@ -35,8 +35,9 @@ from discreet.run_files.run_folder import RunFolder
 from discreet.server.transport import Failure
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
-from discreet.simulation.chunk import shared_examples
+from discreet.simulation.chunk import Chunk, shared_examples
 from discreet.simulation.cohort import BatchedTransport, engine_of, trains_together
+from discreet.simulation.dual_form import dual_updates
 from discreet.simulation.in_process import simulate
 from discreet.simulation.layer_sequence import sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
@@ -293,6 +294,28 @@ def test_how_a_cohort_is_cut_does_not_change_what_it_replies(chunk: int, workers
     one, other = sum_of(chunk, workers, cohort), sum_of(4, 1, cohort)
     torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=1e-6)
     assert (one.below, one.replies) == (other.below, other.replies)
+
+
+def test_a_large_client_leaves_the_arithmetic_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_dual_form: list[list[int]] = []
+
+    def watched(chunk: Chunk, params: Tensor) -> Tensor:
+        in_dual_form.append(chunk.table.sizes.tolist())
+        return dual_updates(chunk, params)
+
+    monkeypatch.setattr("discreet.simulation.cohort.dual_updates", watched)
+    words = ["privacy.user.noise_multiplier=1", "training.batch_size=20", "model.name=linear"]
+    plan, task = planned(load_config(words)), load_task("digits")
+    sizes = [20, 20, 1300, 20, 17]
+    parts = torch.arange(sum(sizes)).split(sizes)
+    engine = engine_of(plan, task, dealt=PartitionedExamples.of(parts))
+    engine = replace(engine, workers=1, chunk=100)
+    start = torch.zeros(engine.model.layout.size)
+    with BatchedTransport(plan, engine, accounts=None) as transport:
+        list(transport.ask(TrainRequest(1, 0.1, plan.run), start, range(len(sizes))))
+    assert in_dual_form == [[20, 20, 20, 17]]
 
 
 def test_no_more_than_a_few_chunks_are_trained_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
