@@ -21,7 +21,7 @@ Row = namedtuple("Row", "number round guarantee owner event count nonce digest s
 OFF = Row(0, 0, "", "", '{"kind": "non_private"}', 1, "", "", 0)
 CANT_KNOW = """What can't be seen here: that noise and cohorts were drawn, for the right clip norm;
 that nothing else left; that this is the ledger that was charged, unless its head equals a copy
-kept elsewhere; other runs on the same people; what words promise (unit, observer)."""
+kept elsewhere; other runs on the same people; what else files say (unit, observer, events)."""
 
 
 def event_of(said):
