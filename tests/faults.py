@@ -22,6 +22,7 @@ import torch
 
 from discreet.accounting.events import noise_in
 from discreet.accounting.privacy_ledger import epsilon_of
+from discreet.models.models import outputs_of
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.chacha import ChaCha
 from discreet.protocol.messages import TrainReply
@@ -596,6 +597,26 @@ BY_TEST = {
         "a unit that fails ends a shared step for those behind it",
         "training.shared_step:gradient_or_none",
         _none_after_a_failure,
+    ),
+    "node/test_noised_answers.py::test_a_held_out_example_moves_the_answer_of_no_other_whatever_the_model_does": Fault(
+        "examples are rated together by a model of one's own",
+        "node.client:outputs_apart",
+        lambda _: outputs_of,
+    ),
+    "training/test_clients_apart.py::test_what_only_some_client_leaves_reaches_no_other": Fault(
+        "clients of a process train one model in turn",
+        "training.local_training:own_copy",
+        lambda _: lambda model: model,
+    ),
+    "simulation/test_own_ratings_apart.py::test_one_client_more_moves_the_sum_of_answers_by_at_most_one": Fault(
+        "clients of a process rate one model in turn",
+        "node.client:own_copy",
+        lambda _: lambda model: model,
+    ),
+    "simulation/test_cohort.py::test_no_example_decides_whether_clients_are_trained_together": Fault(
+        "whether clients are trained together is tried on their examples",
+        "simulation.cohort:made_up_examples",
+        lambda _: lambda model, data: data,
     ),
     "models/test_fixed_part.py::test_an_example_moves_no_features_of_another": Fault(
         "frozen layers compute features of all rows together, unwatched",

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_flatten
 
 from discreet.data.examples import Examples
 from discreet.models.models import MISTAKES, bytes_of, dropout_layers, frozen_digest, to_train
-from discreet.per_example.any_model import rows_apart
+from discreet.models.rows_apart import rows_apart
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import trainable
 from discreet.per_example.perceptron import unchanged

@@ -317,9 +317,13 @@ def flatten_parameters(model: nn.Module) -> Tensor:
 
 
 @torch.no_grad()
-def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+def outputs_of(
+    model: nn.Module, inputs: Tensor, *, forward: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """The model's outputs, (n, k), on the CPU, in evaluation mode, without dropout. They are
-    computed on the device of the parameters; the training mode is restored."""
+    computed on the device of the parameters; the training mode is restored. `forward`: another
+    way to call the model."""
+    call = forward or model
     first = next(model.parameters(), None)
     if first is None:
         device = torch.device("cpu")
@@ -330,7 +334,7 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
     outputs = list[Tensor]()
     try:
         for part in torch.split(inputs, BATCH):
-            outputs.append(model(part.to(device)).cpu())
+            outputs.append(call(part.to(device)).cpu())
     finally:
         model.train(was_training)
     return torch.cat(outputs)

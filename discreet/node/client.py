@@ -15,11 +15,13 @@ from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.client_noise import release_update
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of
+from discreet.models.rows_apart import outputs_apart
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one, check_steps
 from discreet.node.policy import ClientPolicy
 from discreet.node.time_limit import done_on_data
 from discreet.node.work import Work
+from discreet.per_example.attributes import own_copy
 from discreet.per_example.objective import trainable
 from discreet.privacy.clipping import clip_updates
 from discreet.privacy.private import Private
@@ -37,6 +39,9 @@ from discreet.training.units import units_of
 if TYPE_CHECKING:
     from discreet.privacy.secure_grid import SecureSum
     from discreet.queries.query import Query
+
+
+Outputs = Callable[[nn.Module, Tensor], Tensor]  # of a model for inputs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -227,8 +232,11 @@ class Client:
                 "evaluation.kind=private"
             )
         query = work.query(self.shape)
-        answer = self._told(work, query, partial(self._rated, query, params, self.held_out))
-        if (noise := work.terms.own_noise) is not None:
+        noise = work.terms.own_noise
+        outputs = outputs_of_a_copy if noise is None else outputs_apart
+        rated = partial(self._rated, query, params, self.held_out, outputs=outputs)
+        answer = self._told(work, query, rated)
+        if noise is not None:
             answer = noise.within(query.l1_norm).noised(answer, len(self.held_out), self.source)
         return answer.to(torch.float32)
 
@@ -240,20 +248,27 @@ class Client:
         found = done_on_data(answer)
         return torch.zeros(query.length, dtype=torch.float64) if found is None else found
 
-    def _rated(self, query: Query, params: Tensor, held_out: Examples) -> Tensor:
+    def _rated(
+        self, query: Query, params: Tensor, held_out: Examples, *, outputs: Outputs
+    ) -> Tensor:
         """The answer of a model's ratings. If the model fails on the examples together, it is the
         mean of their answers alone, with zeros for those on which it fails: an answer about single
         examples is such a mean, so one of them moves it by no more than its share."""
         model, examples = behind_fixed(self.model, held_out)
         load_parameters(model, params)
         try:
-            return query.answer(outputs_of(model, examples.inputs), examples.targets)
+            return query.answer(outputs(model, examples.inputs), examples.targets)
         except Exception as error:  # noqa: BLE001
             say_once("examples can't be rated together", error)
         total = torch.zeros(query.length, dtype=torch.float64)
         for inputs, targets in rows_of(examples.inputs, examples.targets):
             try:
-                total += query.answer(outputs_of(model, inputs), targets)
+                total += query.answer(outputs(model, inputs), targets)
             except Exception as error:  # noqa: BLE001
                 say_once("an example can't be rated and counts as zero", error)
         return total / len(examples)
+
+
+def outputs_of_a_copy(model: nn.Module, inputs: Tensor) -> Tensor:
+    """`outputs_of`, which leaves nothing in the model."""
+    return outputs_of(own_copy(model), inputs)

@@ -7,7 +7,6 @@ The clipped vector is the vector that is summed. So no example can add more than
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -15,9 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from discreet.layers.alone import Alone
-from discreet.layers.branches import AnswersDiffer
-from discreet.layers.draws import Draws, own_draws
+from discreet.layers.draws import Draws
 from discreet.layers.functions import (
     ATTENTION,
     DROPPING,
@@ -30,8 +27,6 @@ from discreet.layers.functions import (
     with_rate,
 )
 from discreet.layers.lanes import level, squeezed
-from discreet.layers.layer_rules import RULES
-from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Rows, Term
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import (
@@ -40,10 +35,8 @@ from discreet.per_example.objective import (
     Tree,
     count_of,
     detached,
-    filled,
     rows_of,
 )
-from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
 
 _log = logging.getLogger("discreet")
 _told: WeakSet[nn.Module] = WeakSet()  # models that the log has named
@@ -163,32 +156,3 @@ def gradient_of(objective: Objective, loss: Tensor) -> list[Tensor]:
         return [torch.zeros_like(value) for value in parameters]
     found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     return [value.to_dense() * LOSS_SCALE for value in found]
-
-
-@torch.no_grad()
-def rows_apart(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """The outputs of a layer, (n, ...), where row i depends on row i of inputs (n, ...) alone. The
-    rows run side by side, in groups that take the same branches, or else one after the other.
-
-    Raises:
-      ValueError: the forward changes its parameters or buffers.
-    """
-    count = len(inputs)
-    rows = max(len(inputs), FEWEST)
-    modules = list(layer.modules())
-    alone = Alone({}, rows, modules, rules=RULES)
-    try:
-        with put_back(modules), own_draws(count, inputs.device) as draws:
-            alone.draws = draws.filled(rows)
-            found = side_by_side(alone, layer, as_batches_of_one(filled(inputs, rows)))
-        alone.check()
-        return found.detach().squeeze(1)[:count]  # type: ignore[no-any-return]
-    except AnswersDiffer as split:
-        with suppress(Unserved):
-            groups = split.groups(count)
-            parts = [rows_apart(layer, inputs[places]) for places in groups]
-            return torch.cat(parts)[torch.cat(groups).argsort()]
-    except Unserved:
-        pass
-    with OfMany():
-        return torch.cat([layer(some) for some in torch.split(inputs, 1)])

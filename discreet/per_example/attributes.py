@@ -6,9 +6,10 @@ maximum, a queue or a stored mean would carry an example into steps in which it 
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from operator import is_
 from types import FunctionType
@@ -187,6 +188,14 @@ def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
                 (held.extend if isinstance(held, list | deque) else held.update)(copy)
         with torch.no_grad():
             before.put_back()
+
+
+def own_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model for one client or example, so that nothing of it stays in the model. One
+    that can't be copied is used as it is."""
+    with suppress(Exception):
+        return copy.deepcopy(model)
+    return model
 
 
 @contextmanager

@@ -23,18 +23,15 @@ from discreet.mechanisms.round_state import RoundStart
 from discreet.mechanisms.sums import AnswerRelease, AnswerSum, PartialReply, UpdateRows
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import (
-    MISTAKES,
-    flatten_parameters,
     load_parameters,
     model_for,
     outputs_of,
-    to_train,
 )
+from discreet.models.rows_apart import outputs_apart
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import admit
-from discreet.node.client import ExactReply, noised_vector
+from discreet.node.client import ExactReply, noised_vector, outputs_of_a_copy
 from discreet.node.work import Work, client_terms
-from discreet.per_example.objective import trainable
 from discreet.planning.plan import Plan
 from discreet.privacy.clipping import clip_by_norm, row_norms
 from discreet.privacy.randomness import RandomSource, secure_source, seeded_source
@@ -44,7 +41,6 @@ from discreet.queries.query import Query
 from discreet.server.model_ratings import answers_of
 from discreet.server.transport import Failure
 from discreet.settings.adjacency import EXAMPLE
-from discreet.settings.training import TaskConfig
 from discreet.simulation.chunk import (
     Chunk,
     Draws,
@@ -56,22 +52,19 @@ from discreet.simulation.chunk import (
     table_of,
     trained_on,
 )
+from discreet.simulation.chunk_choice import (
+    CHUNK_BYTES,
+    chunk_size,
+    client_floats,
+    made_up_examples,
+    tried_together,
+)
 from discreet.simulation.dual_form import dual_updates, largest_in_dual_form
 from discreet.simulation.layer_sequence import LayerSequence, sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from discreet.simulation.workers import LocalWorkers, Workers, can_fork
-from discreet.training.local_training import ExamplePrivacy, LocalSettings, settings_without_noise
+from discreet.training.local_training import LocalSettings, settings_without_noise
 
-# Memory of a chunk's clients. More no longer fits the cache; a GPU takes far more, and needs it to
-# be busy. Measured by benchmarks/cohort_speed.py.
-CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 2**30}
-LARGEST_CHUNK = {"cpu": 64, "cuda": 1024}
-# least number of clients of a mapped model that must fit; with fewer, mapping is not faster
-FEW = 4
-FEW_BUILT = 2
-# the numbers of examples of the clients in the trial, and the tolerance of the comparison
-_TRIED = (7, 4)
-_AGREEMENT = 1e-3
 # Largest number of floats in updates that are clipped and added up at once: they stay in a core's
 # cache.
 PIECE = 2**17
@@ -183,8 +176,7 @@ class Engine:
         return PartialReply(total, 0, count, request.clip_norm)
 
     def _answers(self, params: Tensor, work: _ChunkWork) -> Tensor:
-        """The clients' answers (k, length), or (k, length + 1) if they noise them; float32.
-        Computed for all at once."""
+        """The clients' answers (k, length), or (k, length + 1) if they noise them; float32."""
         examples = self.client_examples
         assert self.rating is not None
         assert isinstance(examples, TrainedExamples)
@@ -192,16 +184,27 @@ class Engine:
         held = [examples.held_out(client) for client in work.clients]
         rows = torch.from_numpy(np.concatenate(held)).to(self.data.device)
         load_parameters(rated, params)
-        outputs = outputs_of(rated, self.data.read(rows))
         targets = self.data.targets[rows].cpu()
         sizes = [len(numbers) for numbers in held]
         own = release.own
-        pairs = zip(torch.split(outputs, sizes), torch.split(targets, sizes), strict=True)
+        outputs = self._outputs(rated, torch.split(rows, sizes), apart=own is not None)
+        pairs = zip(outputs, torch.split(targets, sizes), strict=True)
         answers = [query.answer(*pair) for pair in pairs]
         if own is not None:
             drawn = zip(answers, sizes, self._sources(work), strict=True)
             answers = [own.noised(answer, size, source) for answer, size, source in drawn]
         return torch.stack(answers).to(torch.float32)
+
+    def _outputs(
+        self, rated: nn.Module, rows: Sequence[Tensor], *, apart: bool
+    ) -> Sequence[Tensor]:
+        """The outputs of a model for each client's `rows`, each (m, k). `apart`: those of a row
+        follow from it alone."""
+        if isinstance(self.model, LayerSequence):  # its layers read each row alone
+            outputs = outputs_of(rated, self.data.read(torch.cat(list(rows))))
+            return torch.split(outputs, list(map(len, rows)))
+        of_client = outputs_apart if apart else outputs_of_a_copy
+        return [of_client(rated, self.data.read(each)) for each in rows]
 
     def _trained(self, params: Tensor, work: _ChunkWork) -> Tensor:
         """The updates of the clients, (k, num_params)."""
@@ -366,12 +369,11 @@ def engine_of(
     layers = by_hand or mapped_model(learned, local.loss, by_example=by_example)
     client_examples = trained_on(dealt or client_examples_of(task, run.data), run.evaluation)
     dual = 0 if by_example else largest_in_dual_form(layers, local)
-    # The first clients represent all: the size of a chunk does not change the updates.
-    first = np.arange(min(len(client_examples), 100))
-    most = int(client_examples.sizes(first).max(initial=0))
+    most = _most_examples(client_examples)
+    made = made_up_examples(learned, data)
     floats = client_floats(
         learned,
-        data.read(torch.zeros(1, dtype=torch.int64, device=device)),
+        made.inputs[:1],
         batch_size=run.training.batch_size,
         dual=most if most <= dual else 0,
         built=by_example and isinstance(layers, MappedModel),
@@ -379,7 +381,7 @@ def engine_of(
     kind = _kind_of(plan, device)
     if isinstance(layers, MappedModel):
         room = CHUNK_BYTES[kind] // (4 * floats)
-        layers = _tried_together(layers, data, run.task, by_example=by_example, room=room)
+        layers = tried_together(layers, made, run.task, by_example=by_example, room=room)
         if not layers.together:
             device = torch.device("cpu")
     return Engine(
@@ -396,94 +398,15 @@ def engine_of(
     ).on(device)
 
 
+def _most_examples(clients: ClientExamples | TrainedExamples) -> int:
+    """The most examples that one of the first clients has. They represent all: the size of a chunk
+    does not change the updates."""
+    first = np.arange(min(len(clients), 100))
+    return int(clients.sizes(first).max(initial=0))
+
+
 def _kind_of(plan: Plan, device: torch.device) -> str:
     """The kind of device that trains chunks: the tasks of a Ray cluster may have GPUs."""
     if plan.engine == "ray" and plan.ray.num_gpus:
         return "cuda"
     return device.type
-
-
-def _tried_together(
-    layers: MappedModel,
-    data: SharedExamples,
-    task: TaskConfig,
-    *,
-    by_example: bool,
-    room: int,
-) -> MappedModel:
-    """The model with `together` set by a trial; False if too few clients fit the cache, which has
-    room for `room`."""
-    if by_example:
-        few = FEW_BUILT
-    else:
-        few = FEW
-    together = layers.together and room >= few
-    if together:
-        together = trains_together(layers, data, task, by_example=by_example)
-    return replace(layers, together=together)
-
-
-def trains_together(
-    model: MappedModel, data: SharedExamples, task: TaskConfig, *, by_example: bool
-) -> bool:
-    """True if clients that are trained together get the same results as alone, with the same
-    dropout masks."""
-    settings = LocalSettings(
-        1, 3, 0.01, 0.0, ExamplePrivacy(1.0, 0.1) if by_example else None, task
-    )
-    table = table_of([np.arange(size) % len(data) for size in _TRIED])
-    found = []
-    for together in (True, False):
-        draws = SeededDraws([seeded_source(size) for size in _TRIED])
-        chunk = Chunk(
-            replace(model, together=together), data, table, [settings] * len(_TRIED), draws
-        )
-        try:
-            found.append(chunk.updates(flatten_parameters(model.model)))
-        except MISTAKES:  # vmap can't follow the forward
-            return False
-    return bool(((found[0] - found[1]).norm(dim=1) <= _AGREEMENT * found[1].norm(dim=1)).all())
-
-
-def client_floats(
-    model: nn.Module, example: Tensor, *, batch_size: int, dual: int = 0, built: bool = False
-) -> int:
-    """The number of floats in the working set of a client's training: its parameters, their change,
-    and the values that a batch saves for the backward pass.
-
-    Args:
-      model: on the device of `example`.
-      example: one input, (1, ...).
-      batch_size: the examples of a client's batch.
-      dual: the examples of a client if its first layer is trained in the dual form, else 0.
-      built: True if the gradient of each example is built.
-    """
-    kept = 0
-    weights = {parameter.data_ptr() for parameter in model.parameters()}
-
-    def count(values: Tensor) -> Tensor:
-        nonlocal kept
-        if values.data_ptr() in weights:
-            kept += 0
-        else:
-            kept += values.numel()
-        return values
-
-    model.eval()  # draws nothing
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda values: values):
-        model(example)
-    to_train(model)
-    sizes = [parameter.numel() for parameter in trainable(model)]
-    if dual:
-        sizes[0] = dual * (dual + 2 * len(trainable(model)[0]))
-    return (2 + batch_size * built) * sum(sizes) + batch_size * (kept + example.numel())
-
-
-def chunk_size(floats: int, kind: str = "cpu") -> int:
-    """The number of clients, with `floats` floats each, to train together so that they fit the
-    cache of a kind of device."""
-    fitting = CHUNK_BYTES[kind] // (4 * floats)
-    # A model that does not fit the cache anyway still gains by fewer and larger calls.
-    return max(
-        1, min(LARGEST_CHUNK[kind], max(fitting, min(FEW, 16 * CHUNK_BYTES[kind] // (4 * floats))))
-    )

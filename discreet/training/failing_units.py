@@ -8,15 +8,14 @@ other one as before, and the node's own log says so.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from discreet.per_example.attributes import own_copy
 from discreet.per_example.objective import Loss, trainable
 from discreet.privacy.clipping import clip_by_norm
 
@@ -71,9 +70,7 @@ class GradientOfUnit:
         return clipped[0]
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        model = self.model
-        with suppress(Exception):  # a model that can't be copied is used as it is, for every unit
-            model = copy.deepcopy(model)
+        model = own_copy(self.model)
         with torch.enable_grad():
             loss = self.loss(model(inputs), targets).mean()
             gradients = torch.autograd.grad(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from discreet.accounting.events import poisson_round_event
 from discreet.layers.draws import identified
 from discreet.models.models import flatten_parameters, load_parameters, masks_from, to_train
-from discreet.per_example.attributes import rebound
+from discreet.per_example.attributes import own_copy, rebound
 from discreet.per_example.objective import Loss, trainable
 from discreet.per_example.per_example import check_finite
 from discreet.privacy.mechanisms import Gaussian
@@ -369,6 +369,10 @@ def local_update(
     noised and paid for.
     """
     start = params.to(torch.float32)
+    # What a forward leaves must not reach the next client of this process. A step of DP-SGD refuses
+    # it.
+    if settings.example is None:
+        model = own_copy(model)
     client = OneClient(model, examples, settings, source)
     silent = settings.failing == NOISE_ALONE and settings.example is None
     if silent or steps_of(len(client.units), settings) == 0:
@@ -378,7 +382,6 @@ def local_update(
     # Views of the model's own parameters: the loops update them, and so the model, in place.
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(model)]
     interrupted = settings.failing == COUNTS_AS_ZERO
-    # What the forward leaves in attributes must not reach the next client of this process.
     with rebound(model.modules()), suppress(*[TimeIsUp] * interrupted), masks_from(source, model):
         if settings.example:
             dp_sgd(client, rows, [len(client.units)], settings)

@@ -3,6 +3,7 @@ sensitivity, noise, account and policy."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, Target
@@ -201,6 +202,64 @@ def test_other_data_move_the_noised_answer_alone_and_within_the_noise(
         found = replay(rate, Examples(examples(4, seed=90).inputs, right), other)
         assert max(found.shares) == pytest.approx(1, rel=2e-3)
     assert found.faults == ()
+
+
+class Centred(nn.Linear):
+    """A forward that mixes examples."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs - inputs.mean(0))
+
+
+class Branching(nn.Linear):
+    """One large example turns the outputs of all."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        return -outputs if bool((inputs > 40).any()) else outputs
+
+
+class BranchingByNumpy(nn.Linear):
+    """The same, which no watch can follow."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        return -outputs if (inputs.numpy(force=True) > 40).any() else outputs
+
+
+class Keeping(nn.Linear):
+    """A large example that is rated turns the outputs of all that come later."""
+
+    seen = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        if not self.training:
+            self.seen = self.seen or bool((inputs > 40).any())
+        return -outputs if self.seen else outputs
+
+
+@works
+@pytest.mark.parametrize("kind", [Centred, Branching, BranchingByNumpy, Keeping])
+def test_a_held_out_example_moves_the_answer_of_no_other_whatever_the_model_does(
+    kind: type[nn.Linear], work: Assignment, tmp_path: Path
+) -> None:
+    model = kind(5, 3)
+    model.load_state_dict(linear().state_dict())
+    number, inputs = itertools.count(), examples(8, seed=90).inputs
+    right = linear()(inputs).argmax(dim=1)
+    other = torch.cat([torch.tensor([[1e3, 50.0, -1e3, 3.0, 9.0]]), inputs[1:]])
+
+    def rate(held_out: Examples, source: RandomSource) -> TrainReply:
+        who = rating_client(held_out, tmp_path / f"{next(number)}.db", source)
+        who = replace(who, model=copy.deepcopy(model))
+        return who.answer(work_of(ask("example", work)), params_of(linear()))
+
+    # one example that is replaced, which is twice as far as zero-out
+    found = replay(rate, Examples(inputs, right), Examples(other, right), sensitivities=2)
+    assert found.faults == ()
+    assert found.shares[0] <= 1 + 1e-6
+    assert not any(found.shares[1:])  # nothing of it is in the steps that follow
 
 
 @levels

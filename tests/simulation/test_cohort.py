@@ -36,7 +36,8 @@ from discreet.server.transport import Failure
 from discreet.settings.rules import ConfigError
 from discreet.settings.training import TaskConfig
 from discreet.simulation.chunk import Chunk, shared_examples
-from discreet.simulation.cohort import BatchedTransport, engine_of, trains_together
+from discreet.simulation.chunk_choice import trains_together
+from discreet.simulation.cohort import BatchedTransport, engine_of
 from discreet.simulation.dual_form import dual_updates
 from discreet.simulation.in_process import simulate
 from discreet.simulation.layer_sequence import sequence_of
@@ -354,6 +355,17 @@ def test_own_models_are_trained_together_unless_their_steps_would_be_many_calls(
     assert isinstance(engine.model, MappedModel)
     draws = level == "example" and "dropping" in name  # each example by a key of its client
     assert engine.model.together == ("Recurrent" not in name and not draws)
+
+
+def test_no_example_decides_whether_clients_are_trained_together() -> None:
+    words = ["privacy.user.noise_multiplier=1", "training.batch_size=10"]
+    plan = planned(load_config([*words, f"model.name={next(iter(OWN))}"]))
+    task = load_task("digits")
+    outlier = Examples(task.train.inputs.clone(), task.train.targets)
+    outlier.inputs[0] = torch.nan
+    engine = engine_of(plan, replace(task, train=outlier))
+    assert isinstance(engine.model, MappedModel)
+    assert engine.model.together
 
 
 def test_what_vmap_follows_otherwise_than_one_client_goes_alone() -> None:

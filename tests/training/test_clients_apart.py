@@ -91,6 +91,53 @@ def test_what_a_client_leaves_in_the_models_attributes_reaches_no_other() -> Non
     assert torch.equal(update(other), alone)
 
 
+class InABuffer(nn.Module):
+    """After an example beyond a range, which few clients have, all outputs are turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.register_buffer("turned", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        if bool((inputs > 40).any()):
+            self.turned.fill_(1.0)
+        return -outputs if bool(self.turned) else outputs
+
+
+class InAnObject(nn.Module):
+    """The same, in an object that is an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.kept = SimpleNamespace(turned=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        self.kept.turned |= bool((inputs > 40).any())
+        return -outputs if self.kept.turned else outputs
+
+
+@pytest.mark.parametrize("kind", [InABuffer, InAnObject])
+def test_what_only_some_client_leaves_reaches_no_other(kind: type[nn.Module]) -> None:
+    model = kind()
+    start = flatten_parameters(model)
+    data = examples(30)
+    outlier = Examples(data.inputs[:15].clone(), data.targets[:15])
+    outlier.inputs[0] = 50.0
+    other = Examples(data.inputs[15:], data.targets[15:])
+
+    def update(of: Examples) -> Tensor:
+        settings = LocalSettings(2, 5, 0.3, 0.0)
+        return local_update(model, start, of, settings=settings, source=seeded_source(5))
+
+    alone = update(other)
+    update(outlier)
+    assert torch.equal(update(other), alone)
+
+
 def test_a_run_with_a_model_that_keeps_something_outside_of_itself_is_refused(
     tmp_path: Path,
 ) -> None:
