@@ -130,7 +130,8 @@ class DPFedAvg(Strategy):
         population have spent. It is charged before the run's own ledger, and the budget of the
         mechanism then covers all runs together.
       sampling: "poisson"; "fixed", that share of the population without replacement; "everyone",
-        with fraction_train=1; "cyclic", with mechanism=CorrelatedNoise(groups=...).
+        with fraction_train=1; "cyclic", with mechanism=CorrelatedNoise(groups=...), which asks the
+        nodes that are connected when the first round begins.
       server_optimizer: `discreet.ServerSGD(learning_rate, momentum)`, as FedAvgM; `ServerAdam(eta,
         beta_1, beta_2, tau)`, as FedAdam; or `ServerYogi`, as FedYogi. None: the step of FedAvg.
       frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".
