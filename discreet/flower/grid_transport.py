@@ -32,6 +32,7 @@ from discreet.protocol.messages import (
     TrainRequest,
     VirtualClient,
 )
+from discreet.run_files.run_members import NEW_NUMBERS, RunMembers
 from discreet.server.transport import Failure, MessagesTooLarge, readable
 from discreet.settings.wording import Key, Wording
 
@@ -71,6 +72,8 @@ class GridTransport:
         that one is enough.
       in_every_round: wait for `min_nodes` before each cohort, as Flower's own strategies do.
       names: the names of settings in messages, by their keys.
+      members: the nodes that take turns in the run; None if any node may take part.
+      strangers: the numbers of other nodes that the log has named.
     """
 
     grid: Grid
@@ -81,24 +84,26 @@ class GridTransport:
     min_nodes: int = 1
     in_every_round: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
+    members: RunMembers | None = None
     nodes: list[int] = field(default_factory=list)
+    strangers: set[int] = field(default_factory=set)
 
     def available_clients(self) -> Sequence[int]:
-        """Virtual clients, or the connected nodes. A later round waits for one node only: a node
-        that is gone for good must not stop the others. If more nodes are connected than clients
-        declared, one may be a client's second node, and it waits. Raises TimeoutError: too few or
-        too many nodes are connected, or no worker answers, for `timeout`; no client was asked."""
-        if self.nodes and not self.in_every_round:
-            wanted = 1
-        else:
-            wanted = self.min_nodes
+        """Virtual clients, or the connected nodes, of `members` alone. A later round waits for one
+        node only: a node that is gone for good must not stop the others. If more nodes are
+        connected than clients declared, one may be a client's second node, and it waits. Raises
+        TimeoutError: too few or too many nodes are connected, or no worker answers, for `timeout`;
+        no client was asked. LedgerError: see `RunMembers.among`."""
+        wanted = self._wanted()
         seen = -1
         for _ in looks(self.timeout):
-            nodes = sorted(self.grid.get_node_ids())
-            fault = self._miscounted(len(nodes), wanted)
+            nodes, others = self._connected()
+            fault = self._miscounted(len(nodes), wanted, others)
             if fault is None:
                 if self.virtual and not self.nodes:
                     self._wait_for_workers(nodes[: os.cpu_count()])
+                if self.members is not None:
+                    self.members.keep(nodes)
                 self.nodes = nodes
                 if self.virtual:
                     return range(len(self.virtual))
@@ -113,10 +118,33 @@ class GridTransport:
         waited = Wording(f"after {self.timeout:g} s (", Key("server.round_timeout"), ") ", fault)
         raise TimeoutError(waited.named(self.names))
 
-    def _miscounted(self, connected: int, wanted: int) -> Wording | None:
+    def _wanted(self) -> int:
+        """The number of nodes that must be connected."""
+        is_first = not self.nodes or (self.members is not None and not self.members.numbers)
+        if is_first or self.in_every_round:
+            return self.min_nodes
+        return 1
+
+    def _connected(self) -> tuple[list[int], int]:
+        """The connected nodes that may take part, and the number of others, which are logged
+        once."""
+        connected = sorted(self.grid.get_node_ids())
+        if self.members is None:
+            return connected, 0
+        nodes = self.members.among(connected)
+        others = set(connected).difference(nodes)
+        if new := sorted(others - self.strangers):
+            self.strangers |= others
+            logger.warning("nodes %s have %s", new, NEW_NUMBERS.named(self.names))
+        return nodes, len(others)
+
+    def _miscounted(self, connected: int, wanted: int, others: int) -> Wording | None:
         if connected < wanted:
             there = f"{connected} of {wanted} nodes are connected ("
-            return Wording(there, Key("sampling.min_nodes"), ")")
+            short = Wording(there, Key("sampling.min_nodes"), ")")
+            if others:
+                return Wording(short, f"; {others} others have ", NEW_NUMBERS)
+            return short
         if connected > self.population_size and not self.virtual:
             return Wording(
                 f"{connected} nodes are connected, and ",

@@ -53,6 +53,7 @@ from discreet.queries.query import query_of
 from discreet.run_files.call import Call
 from discreet.run_files.resuming import asked_settings
 from discreet.run_files.run_folder import change_state, state_of
+from discreet.run_files.run_members import RunMembers
 from discreet.server.data_questions import answers_by, written_statistics
 from discreet.server.model_ratings import answers_of
 from discreet.server.resolve import forbid_seed
@@ -128,6 +129,8 @@ def run(grid: Grid, config: Settings, call: Call, *, strategy: Strategy) -> None
                 return
             session = normalised(session, lambda: answers_by(transport, session.plan, NORMALISE))
             transport.messages = _messages(session)
+            if not simulated:
+                transport.members = RunMembers.of(session.plan, session.folder)
             finish(session, strategy(session, transport_of(session.plan, transport)).run())
 
 

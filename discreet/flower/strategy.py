@@ -51,6 +51,7 @@ from discreet.run_files.metrics_table import unrated
 from discreet.run_files.opening import check_output, output_folder
 from discreet.run_files.resuming import same_settings
 from discreet.run_files.run_folder import RunFolder
+from discreet.run_files.run_members import RunMembers
 from discreet.run_files.whole_files import replace_file
 from discreet.server.resolve import forbid_seed
 from discreet.server.run_context import (
@@ -129,7 +130,8 @@ class DPFedAvg(Strategy):
         population have spent. It is charged before the run's own ledger, and the budget of the
         mechanism then covers all runs together.
       sampling: "poisson"; "fixed", that share of the population without replacement; "everyone",
-        with fraction_train=1; "cyclic", with mechanism=CorrelatedNoise(groups=...).
+        with fraction_train=1; "cyclic", with mechanism=CorrelatedNoise(groups=...), which asks the
+        nodes that are connected when the first round begins.
       server_optimizer: `discreet.ServerSGD(learning_rate, momentum)`, as FedAvgM; `ServerAdam(eta,
         beta_1, beta_2, tau)`, as FedAdam; or `ServerYogi`, as FedYogi. None: the step of FedAvg.
       frozen: patterns of names of arrays that stay at the server's value, such as "backbone.*".
@@ -298,6 +300,10 @@ class DPFedAvg(Strategy):
             masked = self.frozen
         else:
             masked = None
+        if isinstance(grid, InMemoryGrid):
+            members = None
+        else:
+            members = RunMembers.of(plan, run.folder)
         transport = GridTransport(
             grid,
             FlowerMessages(layout, train_config, self.keys, self.metric, masked),
@@ -306,6 +312,7 @@ class DPFedAvg(Strategy):
             min_nodes=plan.min_nodes,
             in_every_round=True,
             names=ARGUMENTS,
+            members=members,
         )
         if masked is None or not isinstance(grid, InMemoryGrid):
             return transport_of(plan, transport)

@@ -9,7 +9,8 @@ command.
 - lock: held by the one process that writes the run.
 - status.json: how the run stands. Whoever watches can read it at any time.
 - metrics.csv: a row a round. roc.csv: ROC curves, if clients rate AUC.
-- checkpoint/: the state after the last whole round, and after the best on the public test set.
+- checkpoint/: the state after the last whole round, and after the best on the public test set; of
+  a run whose nodes take turns, their numbers.
 - privacy.json: of each guarantee unit, adjacency, events, epsilon by accountant, not covered.
 - model.safetensors: the parameters, by name.
 """
@@ -110,6 +111,11 @@ class RunFolder:
         """The arrays of a run of another Flower app that are not trained, and its initial
         arrays."""
         return self.path / "checkpoint" / "arrays.safetensors"
+
+    @property
+    def members_path(self) -> Path:
+        """The numbers of the nodes that take turns (`RunMembers`)."""
+        return self.path / "checkpoint" / "members.json"
 
     @cached_property
     def metrics_path(self) -> Path:

@@ -50,6 +50,7 @@ from tests.rounds import round_of
 
 NODES = ["node-0", "node-1", "node-2", "node-3"]
 SHARES = demonstration(len(NODES))
+ANOTHER_KEY = "node-0-next"  # of the node that is gone in some rounds, in these rounds
 # the node that is gone in some rounds, and the one whose policy keeps to its turn
 GONE, STRICT = (
     0,
@@ -83,7 +84,7 @@ SETTINGS = (
 def federation(tmp_path: Path) -> Iterator[Federation]:
     policy = tmp_path / "policy.json"
     policy.write_text(f'{{"min-groups": {GROUPS}}}')
-    with federation_with(kept_main, tmp_path, NODES) as federation:
+    with federation_with(kept_main, tmp_path, [*NODES, ANOTHER_KEY]) as federation:
         for number, name in enumerate(NODES):
             words = ("--policy", str(policy)) if number == STRICT else ()
             federation.start_node(name, *SHARES[number], *words)
@@ -106,8 +107,11 @@ def test_who_is_gone_in_its_turn_adds_zero_and_who_is_asked_out_of_it_is_not_cou
     folder = federation.run("run", *SETTINGS)
     held_after(1, federation)
     end(federation, NODES[GONE])
+    federation.start_node(ANOTHER_KEY, *SHARES[GONE])
+    federation.wait_for_nodes([ANOTHER_KEY])
     hold.write_text("3")
     held_after(3, federation)
+    end(federation, ANOTHER_KEY)
     federation.start_node(NODES[GONE], *SHARES[GONE])
     wait_until(lambda: len(numbers_in(federation, GONE)) == 2, START_SECONDS, "the node is back")
     hold.write_text("")
@@ -115,6 +119,7 @@ def test_who_is_gone_in_its_turn_adds_zero_and_who_is_asked_out_of_it_is_not_cou
 
     ids = [numbers_in(federation, number)[-1] for number in range(len(NODES))]
     assert len(set(numbers_in(federation, GONE))) == 1  # who comes back is in its old group
+    assert json.loads(folder.members_path.read_text()) == sorted(ids)
     charged = [
         check_round(number, ids, federation.folder / "kept", folder)
         for number in range(1, ROUNDS + 1)
