@@ -78,6 +78,10 @@ UNREAD = "metrics and numbers of examples that clients report are not read: they
 UNSEEN = (
     "no accuracy will be reported: give start an evaluate_fn, or the strategy private_evaluation"
 )
+OTHER_TURNS = (
+    "a simulation whose clients take turns can't be resumed: Flower gives its nodes other numbers, "
+    "and so other turns, at each start. Start it anew"
+)
 # In model.safetensors. Model and data are the app's own, so Discreet can't describe them.
 METADATA = {"discreet": discreet.__version__, "model": FLOWER_APP, "data": FLOWER_APP}
 PARTS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
@@ -300,10 +304,9 @@ class DPFedAvg(Strategy):
             masked = self.frozen
         else:
             masked = None
-        if isinstance(grid, InMemoryGrid):
-            members = None
-        else:
-            members = RunMembers.of(plan, run.folder)
+        members = RunMembers.of(plan, run.folder)
+        if members is not None and members.numbers and isinstance(grid, InMemoryGrid):
+            raise ConfigError(OTHER_TURNS)
         transport = GridTransport(
             grid,
             FlowerMessages(layout, train_config, self.keys, self.metric, masked),

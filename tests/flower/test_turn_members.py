@@ -14,6 +14,7 @@ import pytest
 import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
 
 import discreet
 from discreet import FixedClipping
@@ -285,3 +286,15 @@ def test_the_first_cohort_waits_for_nodes_though_a_question_was_asked_before(
     assert transport.available_clients() == [1, 3]
     grid.answers.pop(1)
     assert transport.available_clients() == [3]  # who is gone does not stop the others
+
+
+class Simulated(FakeGrid, InMemoryGrid):
+    """Nodes of a simulation, which Flower numbers anew at each start."""
+
+
+def test_a_simulation_whose_clients_take_turns_is_not_resumed(tmp_path: Path) -> None:
+    begun(tmp_path, Simulated({CLIENT: STILL, **OTHERS}), rounds=2)
+    again = Simulated({number + 10: answer for number, answer in OTHERS.items()})
+    with pytest.raises(discreet.ConfigError, match="can't be resumed"):
+        start(tmp_path, again, resume=True)
+    assert not again.sent
