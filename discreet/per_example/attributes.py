@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from operator import is_
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 NUMBERS = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque)
+_NO_OBJECTS = (Tensor, ModuleType, *NUMBERS, *_CONTAINERS)
 _MOST_ENTRIES = 2**12  # of a global container that is restored
 OF_MODULES = frozenset(nn.Module().__dict__)
 _NO_NUMBERS = OF_MODULES - {
@@ -32,6 +33,15 @@ def _items(container: Any) -> list[Any]:
     if isinstance(container, dict):
         return [*container.keys(), *container.values()]
     return list(container)
+
+
+def _entries_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object, such as settings; None for modules, tensors, functions and
+    classes."""
+    if isinstance(value, _NO_OBJECTS) or callable(value):
+        return None
+    entries = getattr(value, "__dict__", None)
+    return entries if type(entries) is dict else None
 
 
 def _look(value: Any, copies: bool) -> Callable[[], bool] | None:
@@ -74,6 +84,7 @@ class Attributes:
         self._looks: list[tuple[nn.Module, str, Callable[[], bool]]] = []
         self._hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._no_hooks: list[dict[Any, Any]] = []  # those that were empty
+        objects = dict[int, dict[str, Any]]()
         for module in modules:
             own = dict(module.__dict__)
             self._held.append((module, own))
@@ -90,6 +101,9 @@ class Attributes:
                 look = _look(value, copies)
                 if look is not None:
                     self._looks.append((module, name, look))
+                elif entries := _entries_of(value):
+                    objects[id(entries)] = entries
+        self._objects = [(entries, entries.copy()) for entries in objects.values()]
 
     def moved(self) -> list[str]:
         """The names of the attributes that were replaced, added or deleted."""
@@ -103,8 +117,11 @@ class Attributes:
         return sorted(found)
 
     def rebind(self) -> None:
-        """Gives each attribute the object that it had, and each module its hooks: a forward may
-        install some at its first call, and note that in an attribute."""
+        """Gives each attribute the object that it had, that object its own attributes, and each
+        module its hooks: a forward may install some at its first call, and note that in an
+        attribute."""
+        for entries, known in self._objects:
+            _write_back(entries, known)
         for module, before in self._held:
             if not _are_same(module.__dict__.values(), before.values()):
                 module.__dict__.clear()
@@ -129,6 +146,13 @@ class Attributes:
                 raise ValueError(keeps(f"{type(module).__name__}.{name}"))
 
 
+def _write_back(held: Any, copy: Any) -> None:
+    """Gives a list, dictionary or set the entries of a copy of it."""
+    if not _are_same(_items(held), _items(copy)):
+        held.clear()
+        (held.extend if isinstance(held, list | deque) else held.update)(copy)
+
+
 @lru_cache(maxsize=1024)
 def _names_used(kind: type) -> list[tuple[dict[str, Any], str]]:
     """The global names in the code of a class's methods, each with the globals that it is in."""
@@ -139,12 +163,15 @@ def _names_used(kind: type) -> list[tuple[dict[str, Any], str]]:
 
 
 def _globals_of(modules: Iterable[nn.Module]) -> list[tuple[Any, Any]]:
-    """The lists, dictionaries and sets in global names that forwards use, with copies."""
+    """The lists, dictionaries and sets in global names that forwards use, and the attributes of
+    objects there, with copies."""
     found = dict[int, Any]()
     for kind in {kind for module in modules for kind in type(module).__mro__}:
         for names, name in _names_used(kind):
             value: Any = names.get(name)
-            if type(value) in _CONTAINERS and len(value) <= _MOST_ENTRIES:
+            if type(value) not in _CONTAINERS:
+                value = _entries_of(value)
+            if value is not None and len(value) <= _MOST_ENTRIES:
                 found[id(value)] = value
     return [(value, value.copy()) for value in found.values()]
 
@@ -174,20 +201,28 @@ _held = object()
 
 @contextmanager
 def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which a forward may change the attributes of its modules, and the entries of
-    lists, dictionaries and sets in global names; at the end they are restored."""
+    """A context in which a forward may change the attributes of its modules and of their objects,
+    and what `outside_put_back` covers; at the end they are restored."""
     modules = tuple(modules)
     before = Attributes(modules)
+    with outside_put_back(modules):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                before.put_back()
+
+
+@contextmanager
+def outside_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A context in which a forward may change the entries of lists, dictionaries and sets in global
+    names, and the attributes of objects there; at the end they are restored."""
     outside = _globals_of(modules)
     try:
         yield
     finally:
         for held, copy in outside:
-            if not _are_same(_items(held), _items(copy)):
-                held.clear()
-                (held.extend if isinstance(held, list | deque) else held.update)(copy)
-        with torch.no_grad():
-            before.put_back()
+            _write_back(held, copy)
 
 
 def own_copy(model: nn.Module) -> nn.Module:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from discreet.accounting.events import poisson_round_event
 from discreet.layers.draws import identified
 from discreet.models.models import flatten_parameters, load_parameters, masks_from, to_train
-from discreet.per_example.attributes import own_copy, rebound
+from discreet.per_example.attributes import outside_put_back, own_copy, rebound
 from discreet.per_example.objective import Loss, trainable
 from discreet.per_example.per_example import check_finite
 from discreet.privacy.mechanisms import Gaussian
@@ -382,7 +382,12 @@ def local_update(
     # Views of the model's own parameters: the loops update them, and so the model, in place.
     rows = [parameter.detach().unsqueeze(0) for parameter in trainable(model)]
     interrupted = settings.failing == COUNTS_AS_ZERO
-    with rebound(model.modules()), suppress(*[TimeIsUp] * interrupted), masks_from(source, model):
+    with (
+        rebound(model.modules()),
+        outside_put_back(model.modules()),
+        suppress(*[TimeIsUp] * interrupted),
+        masks_from(source, model),
+    ):
         if settings.example:
             dp_sgd(client, rows, [len(client.units)], settings)
         else:

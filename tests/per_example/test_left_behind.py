@@ -4,6 +4,7 @@ all modules."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -271,19 +272,42 @@ def test_a_model_that_keeps_what_it_has_seen_is_refused_by_the_attribute(name: s
         clipped_gradient_sum(model, rows(), targets=classes(), clip_norm=CLIP)
 
 
+SHARED = SimpleNamespace(kept=None)
+
+
+class KeepsInAnObject(Keeps):
+    def __init__(self, how: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__(how)
+        self.settings = SimpleNamespace(kept=None)
+
+
+class KeepsInAGlobalName(Keeps):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(self.how(SHARED, inputs))  # type: ignore[no-any-return]
+
+
+HOLDERS: dict[type[Keeps], Callable[[Any], Any]] = {
+    Keeps: lambda model: model,
+    KeepsInAnObject: lambda model: model.settings,
+    KeepsInAGlobalName: lambda model: SHARED,
+}
+
+
 def _at_an_outlier(model: Any, x: Tensor) -> Tensor:
+    holder = getattr(model, "settings", model)
     if bool((x.detach().abs() > 90).any()):
-        model.kept = x.detach().mean()
-    return x if model.kept is None else x - model.kept
+        holder.kept = x.detach().mean()
+    return x if holder.kept is None else x - holder.kept
 
 
-def test_what_an_outlier_leaves_on_a_module_reaches_no_later_step() -> None:
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_what_an_outlier_leaves_on_a_module_reaches_no_later_step(kind: type[Keeps]) -> None:
     sums = []
     for outlier in (1.0, 1e4):
-        model, inputs = seeded(lambda: Keeps(_at_an_outlier)), rows()
+        model, inputs = seeded(lambda: kind(_at_an_outlier)), rows()
         inputs[0] *= outlier
         clipped_gradient_sum(model, inputs, targets=classes(), clip_norm=CLIP)
-        assert model.kept is None
+        assert HOLDERS[kind](model).kept is None
         sums.append(clipped_gradient_sum(model, rows(), targets=classes(), clip_norm=CLIP)[0])
     assert torch.equal(*sums)
 

@@ -36,7 +36,7 @@ class InAttributes(nn.Module):
         return outputs / (1 + earlier) if self.calls > LATE else outputs
 
 
-KEPT = SimpleNamespace(mean=0.0, calls=0)
+KEPT = SimpleNamespace(mean=0.0, calls=0, turned=False)
 
 
 class Elsewhere(InAttributes):
@@ -120,7 +120,16 @@ class InAnObject(nn.Module):
         return -outputs if self.kept.turned else outputs
 
 
-@pytest.mark.parametrize("kind", [InABuffer, InAnObject])
+class InAGlobalName(InAnObject):
+    """The same, in an object that is a global name."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        KEPT.turned |= bool((inputs > 40).any())
+        return -outputs if KEPT.turned else outputs
+
+
+@pytest.mark.parametrize("kind", [InABuffer, InAnObject, InAGlobalName])
 def test_what_only_some_client_leaves_reaches_no_other(kind: type[nn.Module]) -> None:
     model = kind()
     start = flatten_parameters(model)
