@@ -30,6 +30,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from discreet.guard.sandbox import Sandbox
 
 ACTIONS = ("split", "check", "try", "log", "status", "backup")
+COLOUR = re.compile(r"\x1b\[[\d;]*m", re.ASCII)  # of a terminal
 
 
 def command(
@@ -216,7 +218,7 @@ def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
     if folder is None:
         raise ConfigError("--mock must be given, or a guard.toml that names one")
     said, ended_well = try_app(app, folder, policy or trial_policy(folder))
-    for line in said.splitlines():
+    for line in COLOUR.sub("", said).splitlines():
         print(f"app: {printable(line)}")  # so that no line of an app is like one of this command
     if not ended_well:
         print(f"the app has failed, or took too long. It sees the files of {folder} in {DATA}")
