@@ -36,6 +36,8 @@ STEP = (
 WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
     "rounds=true": "rounds must be a whole number, within [1, 100000] (got True)",
+    "seed=18446744073709551616": "seed must be within [0, 2^64 - 1] (got 1844",
+    "seed=-1": "seed must be within [0, 2^64 - 1] (got -1)",
     "rounds=many": "rounds must be a whole number, within [1, 100000] (got many)",
     "data=3": "data must be a group of settings (got 3); did you mean data.name?",
     "device=tpu": "device must be cpu, cuda or cuda:NUMBER (got tpu)",
@@ -157,7 +159,7 @@ def test_a_wrong_setting_is_named_in_one_line(override: str, message: str) -> No
 MISTAKES = {
     "rounds=0 seed=-1 data.alpha=x privacy.delta=2": [
         "rounds must be within [1, 100000]",
-        "seed must be at least 0",
+        "seed must be within [0, 2^64 - 1]",
         "data.alpha must be a number",
         "privacy.delta must be within (0, 1)",
     ],

@@ -132,6 +132,14 @@ class RunFolder:
             return reported_epsilons(numbers)
         return {}
 
+    def done(self) -> int:
+        """The last round that the checkpoint has, or that the status says is done. LedgerError: the
+        checkpoint is damaged."""
+        numbers, _ = self._numbers()
+        status = read_status(self)
+        planned = status.rounds if status is not None and status.state == "finished" else 0
+        return max(int(numbers.get("round", 0)), planned)
+
     def _numbers(self) -> tuple[dict[str, Any], dict[str, LedgerPosition]]:
         """The last checkpoint without its tensors, for which PyTorch is not needed."""
         if not self.checkpoint_path.exists():
@@ -247,6 +255,15 @@ class RunFolder:
             return numbers
         except (ValueError, TypeError, csv.Error) as error:
             raise ConfigError(f"{self.metrics_path} is damaged: {error}") from error
+
+    def metrics_fault(self, rows: Sequence[Mapping[str, float | None]], done: int) -> str:
+        """The fault of a `metrics.csv` that has not the rows of all rounds that are done; else
+        empty. `done`: as `done` gave it before the rows were read, since a run may go on."""
+        last = max((int(row["round"] or 0) for row in rows), default=0)
+        if last >= done:
+            return ""
+        kept = f"ends after round {last}" if self.metrics_path.exists() else "is missing"
+        return f"{self.metrics_path} {kept}, and {done} rounds are done: restore the file"
 
     def replace_metrics(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Replaces the rows of `metrics.csv`."""
