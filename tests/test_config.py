@@ -122,6 +122,12 @@ def test_a_name_typed_from_habit_is_told_the_setting_of_a_user_level_run(
     assert str(error.value) == f"unknown setting {typed}; did you mean {meant}?"
 
 
+def test_a_name_that_is_like_no_setting_is_told_none() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(["processes=0"])
+    assert str(error.value) == "unknown setting processes"
+
+
 def test_every_alias_means_a_setting_and_is_none_itself() -> None:
     known = {name for name, _ in (*rules(Settings), *rules(Call))}
     assert set(ALIASES.values()) <= known

@@ -87,6 +87,8 @@ def command(
     """Does one action; 1 if `check` finds a wall that does not hold."""
     if where is None:
         return _overview(action)
+    if str(where) in ACTIONS:
+        raise ConfigError(f"the action comes first: discreet site {where} {action}")
     if action not in ACTIONS:
         raise ConfigError(f"there is no site {action}; there are {', '.join(ACTIONS)}")
     if action == "split":
@@ -142,13 +144,15 @@ def _check_types(data: Path, id_column: str) -> None:
 
 def _split(data: Path, out: Path, id_column: str, *, blocks: int, ids: str | None) -> int:
     from discreet.guard.patient_blocks import split_site
+    from discreet.guard.site_blocks import counted
 
     split = split_site(data, out, id_column=id_column, count=blocks, ids=ids)
     if id_column:
         whom = f"{split.patients} patients"
     else:
         whom = "all rows"
-    print(f"{out}: {whom} in {split.count} blocks. Keep the folder to yourself: its key is secret")
+    kept = "Keep the folder to yourself: its key is secret"
+    print(f"{out}: {whom} in {counted(split.count)}. {kept}")
     return 0
 
 

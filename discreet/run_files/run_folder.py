@@ -117,7 +117,7 @@ class RunFolder:
 
     def ledger(self, plan: Plan) -> DurableLedger:
         """The server's ledger. LedgerError: it is missing or has other settings."""
-        return DurableLedger(self.ledger_path, facts=plan.deciding)
+        return run_ledger(self.ledger_path, facts=plan.deciding)
 
     def positions(self) -> dict[str, LedgerPosition]:
         """The position of each ledger at the last checkpoint; empty before it. LedgerError: the
@@ -162,7 +162,7 @@ class RunFolder:
         none, or it can't be read."""
         path = self.path / name
         if not path.exists():
-            raise ConfigError(f"output_dir={self.path} does not contain a run: {name} is missing")
+            raise ConfigError(f"{self.path} does not contain a run: {name} is missing")
         try:
             settings = OmegaConf.create(path.read_text(encoding="utf-8"))
             if not isinstance(settings, DictConfig):
@@ -268,6 +268,15 @@ class RunFolder:
     def replace_metrics(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Replaces the rows of `metrics.csv`."""
         replace_file(self.metrics_path, table_of(rows).encode())
+
+
+def run_ledger(path: Path, *, facts: Mapping[str, object] | None = None) -> DurableLedger:
+    """A ledger in a run folder. LedgerError: as `DurableLedger`; a new one is no remedy here."""
+    if not path.is_file():
+        raise LedgerError(
+            f"{path} is missing: put this run's ledger back, because what was spent still counts"
+        )
+    return DurableLedger(path, facts=facts)
 
 
 @dataclass(frozen=True)

@@ -318,7 +318,7 @@ def unknown(key: str, kind: type) -> str:
     there = sorted(
         name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0] and "." in key
     )
-    meant = _alias_of(key, names) or did_you_mean(key, known, cutoff=0.8 if there else 0.5)
+    meant = _alias_of(key, names) or did_you_mean(key, known, cutoff=0.8 if there else 0.55)
     return f"unknown setting {key}" + (
         meant or (f"; there are {', '.join(there)}" if there else "")
     )

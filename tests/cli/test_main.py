@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,18 @@ def test_a_command_whose_output_nobody_reads_ends_without_a_word(words: str) -> 
     ran = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
     os.close(theirs)
     assert (ran.returncode, ran.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_project_that_does_not_fit_on_a_disk_is_refused_for_the_first_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise shutil.Error([(f"from/{name}", f"to/{name}", f"no room: {name}") for name in "ab"])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    assert main(["new", str(tmp_path / "project")]) == 2
+    said = f"discreet: {tmp_path / 'project'} can't be made: no room: a\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.processes

@@ -78,7 +78,7 @@ def test_a_site_as_one_unit_has_one_block(
 ) -> None:
     data = str(table(tmp_path, PATIENTS))
     assert main(["site", "split", data, "--unit", "site", "--out", str(tmp_path / "site")]) == 0
-    assert "all rows in 1 blocks" in capsys.readouterr().out
+    assert "all rows in 1 block. Keep" in capsys.readouterr().out
     assert (
         main(
             [

@@ -302,6 +302,28 @@ def test_metrics_that_have_lost_rounds_are_no_run_without_a_round(
     assert lost in said(capsys, "report", str(run.path))
 
 
+def test_a_run_that_has_lost_its_ledger_is_not_advised_to_make_a_new_one(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.ledger_path.unlink()
+    resumed = ("simulate", "resume=true", f"output_dir={run.path}", "rounds=2")
+    for words in (("status", str(run.path)), resumed):
+        refused = said(capsys, *words)
+        assert f"{run.ledger_path} is missing: put this run's ledger back" in refused
+        assert "create" not in refused
+    exported = said(capsys, "export", str(run.path), str(run.path.with_name("model")))
+    assert "create" not in exported
+    run.metrics_path.unlink()
+    assert f"{run.ledger_path} is missing" in said(capsys, "status", str(run.path))
+
+
+def test_a_folder_that_is_no_run_is_named_as_it_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = said(capsys, "status", str(tmp_path))
+    assert refused == f"discreet: {tmp_path} does not contain a run: {CONFIG} is missing\n"
+
+
 def test_a_damaged_status_is_not_that_of_a_run_that_has_not_started(
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
