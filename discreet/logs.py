@@ -9,11 +9,14 @@ import math
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 LOG_FORMATS = ("text", "json")
 LOG_FORMAT_VARIABLE = "DISCREET_LOG_FORMAT"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LOST = "the output can't be written, and is lost from here on"
 FIELDS = (
     "fields"  # logger.info("...", extra={FIELDS: {...}}): values beside the message, in JSON only
 )
@@ -64,7 +67,8 @@ def log_to(stream: TextIO, *, log_format: str | None = None, name: str = "discre
         variable DISCREET_LOG_FORMAT, and `text` without one.
       name: of the logger, and of those below it.
 
-    If the stream is a pipe that nobody reads any more, logging raises BrokenPipeError.
+    If the stream is a pipe that nobody reads any more, logging raises BrokenPipeError. If its disk
+    is full, one line on standard error says so, and what does not fit is lost (`is_lost`).
 
     Raises:
       ValueError: another format.
@@ -84,6 +88,7 @@ def log_to(stream: TextIO, *, log_format: str | None = None, name: str = "discre
 class _Lines(logging.StreamHandler[TextIO]):
     """Writes the log's lines to a stream whose reader or terminal may go away."""
 
+    is_lost = False  # a line was: the disk is full
     _handled: BaseException | None = None  # what was being handled when the line was to be written
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -99,7 +104,18 @@ class _Lines(logging.StreamHandler[TextIO]):
             raise error
         if isinstance(error, OSError) and error.errno == errno.EIO:
             return  # the terminal is gone, and the traceback would be written to it
+        if isinstance(error, OSError) and error.errno in FULL:
+            if not self.is_lost:
+                self.is_lost = True
+                with suppress(OSError):  # of a standard error on the same disk
+                    print(f"discreet: {LOST}: {error.strerror}", file=sys.stderr)
+            return
         super().handleError(record)
+
+
+def is_lost(name: str = "discreet") -> bool:
+    """True if lines of a log were lost because a disk is full."""
+    return any(getattr(each, "is_lost", False) for each in logging.getLogger(name).handlers)
 
 
 def raise_interrupt_behind(error: BaseException, *, after: BaseException | None = None) -> None:

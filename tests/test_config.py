@@ -36,6 +36,8 @@ STEP = (
 WRONG = {
     "privacy.dleta=1e-3": "unknown setting privacy.dleta; did you mean privacy.delta?",
     "rounds=true": "rounds must be a whole number, within [1, 100000] (got True)",
+    "seed=18446744073709551616": "seed must be within [0, 2^64 - 1] (got 1844",
+    "seed=-1": "seed must be within [0, 2^64 - 1] (got -1)",
     "rounds=many": "rounds must be a whole number, within [1, 100000] (got many)",
     "data=3": "data must be a group of settings (got 3); did you mean data.name?",
     "device=tpu": "device must be cpu, cuda or cuda:NUMBER (got tpu)",
@@ -120,6 +122,12 @@ def test_a_name_typed_from_habit_is_told_the_setting_of_a_user_level_run(
     assert str(error.value) == f"unknown setting {typed}; did you mean {meant}?"
 
 
+def test_a_name_that_is_like_no_setting_is_told_none() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(["processes=0"])
+    assert str(error.value) == "unknown setting processes"
+
+
 def test_every_alias_means_a_setting_and_is_none_itself() -> None:
     known = {name for name, _ in (*rules(Settings), *rules(Call))}
     assert set(ALIASES.values()) <= known
@@ -157,7 +165,7 @@ def test_a_wrong_setting_is_named_in_one_line(override: str, message: str) -> No
 MISTAKES = {
     "rounds=0 seed=-1 data.alpha=x privacy.delta=2": [
         "rounds must be within [1, 100000]",
-        "seed must be at least 0",
+        "seed must be within [0, 2^64 - 1]",
         "data.alpha must be a number",
         "privacy.delta must be within (0, 1)",
     ],

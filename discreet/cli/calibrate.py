@@ -81,6 +81,7 @@ def command(
         adjacency = "add or remove one"
     over = "twice the clip norm" if guarantee == LOCAL else "the clip norm"
     if population is not None:
+        require(population >= 1, "--population", "at least 1", population)
         require(delta < 1 / population, "--delta", f"below 1 / {population}, the population", delta)
     lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over {over}"]
     if (aggregation == "secure") != (clients is not None) or (sampling == "cyclic") != (

@@ -69,12 +69,20 @@ def command(
                 _fill(made, folder.name, own_files(), table)
     except FileExistsError as error:
         raise ConfigError(f"{error}: name a folder that is not there yet") from error
+    except shutil.Error as error:  # a list of all files and their errors
+        raise ConfigError(f"{folder} can't be made: {_first(error)}") from error
     except OSError as error:
-        raise ConfigError(f"{folder} can't be made: {error}") from error
+        raise ConfigError(f"{folder} can't be made: {error.strerror or error}") from error
     start = "discreet simulate experiment=quick"
     if table is not None:
         start = f"discreet data split data/{table.name} --owner COLUMN (README.md has all steps)"
     print(f"made {folder}: cd there, then: {start}")
+
+
+def _first(error: shutil.Error) -> str:
+    """The error of the first of the files that could not be copied."""
+    (_, _, reason), *_ = error.args[0]
+    return str(reason)
 
 
 def _fill(folder: Path, name: str, source: Path, table: Path | None) -> None:

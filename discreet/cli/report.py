@@ -12,6 +12,8 @@ examples:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +25,7 @@ from discreet.reporting.page import REPORT_FILE, report_of
 from discreet.reporting.records import find_runs, repetitions_table, split_same
 from discreet.run_files.csv_text import csv_text
 from discreet.run_files.whole_files import replace_file
+from discreet.settings.rules import ConfigError
 
 
 def command(
@@ -39,13 +42,15 @@ def command(
     ]
     report = report_of(paths)
     html = (report.records[0].path if len(report.records) == 1 else paths[0]) / REPORT_FILE
-    report.write_page(html)
+    with _written("the page", html, "a copy of the run in a folder of yours"):
+        report.write_page(html)
     if csv:
-        replace_file(
-            csv, csv_text([report.rows[0], *(row.values() for row in report.rows)]).encode()
-        )
+        text = csv_text([report.rows[0], *(row.values() for row in report.rows)])
+        with _written("--csv", csv, "a file in a folder that is there"):
+            replace_file(csv, text.encode())
     if pictures:
-        report.write_pictures(pictures)
+        with _written("--pictures", pictures, "a folder, which is made if it is not there"):
+            report.write_pictures(pictures)
     same, rows = split_same(report.rows)
     print_table(rows)
     print(*(f"{name} {cell or '-'}" for name, cell in same.items()), sep=", ")
@@ -53,3 +58,14 @@ def command(
         print("noise that was drawn from a seed can be drawn again: it protects nobody")
     print_table(repetitions_table(report.records))
     print(*report.costs, f"report: {html.resolve()}", sep="\n")
+
+
+@contextmanager
+def _written(option: str, path: Path, wanted: str) -> Iterator[None]:
+    """Raises ConfigError with the option, its path and what it should be if the block can't write
+    there."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{option}: {path} can't be written ({reason}): name {wanted}") from error

@@ -30,6 +30,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from discreet.guard.sandbox import Sandbox
 
 ACTIONS = ("split", "check", "try", "log", "status", "backup")
+COLOUR = re.compile(r"\x1b\[[\d;]*m", re.ASCII)  # of a terminal
 
 
 def command(
@@ -85,6 +87,8 @@ def command(
     """Does one action; 1 if `check` finds a wall that does not hold."""
     if where is None:
         return _overview(action)
+    if str(where) in ACTIONS:
+        raise ConfigError(f"the action comes first: discreet site {where} {action}")
     if action not in ACTIONS:
         raise ConfigError(f"there is no site {action}; there are {', '.join(ACTIONS)}")
     if action == "split":
@@ -140,13 +144,15 @@ def _check_types(data: Path, id_column: str) -> None:
 
 def _split(data: Path, out: Path, id_column: str, *, blocks: int, ids: str | None) -> int:
     from discreet.guard.patient_blocks import split_site
+    from discreet.guard.site_blocks import counted
 
     split = split_site(data, out, id_column=id_column, count=blocks, ids=ids)
     if id_column:
         whom = f"{split.patients} patients"
     else:
         whom = "all rows"
-    print(f"{out}: {whom} in {split.count} blocks. Keep the folder to yourself: its key is secret")
+    kept = "Keep the folder to yourself: its key is secret"
+    print(f"{out}: {whom} in {counted(split.count)}. {kept}")
     return 0
 
 
@@ -216,7 +222,7 @@ def _try(app: Path, mock: Path | None, guard: Path | None) -> int:
     if folder is None:
         raise ConfigError("--mock must be given, or a guard.toml that names one")
     said, ended_well = try_app(app, folder, policy or trial_policy(folder))
-    for line in said.splitlines():
+    for line in COLOUR.sub("", said).splitlines():
         print(f"app: {printable(line)}")  # so that no line of an app is like one of this command
     if not ended_well:
         print(f"the app has failed, or took too long. It sees the files of {folder} in {DATA}")

@@ -22,11 +22,12 @@ from discreet.planning.plan import Plan
 from discreet.reporting.epsilons import spent_epsilons
 from discreet.run_files.metrics_table import SCORES, Rated, rated_in, score_columns
 from discreet.run_files.opening import has_writer
-from discreet.run_files.run_folder import RunFolder, read_status
+from discreet.run_files.run_folder import RunFolder, RunStatus, read_status
 from discreet.server.population_account import PopulationAccount
 from discreet.settings.adjacency import GUARANTEES
 
 Facts = dict[str, Any]
+NOT_KNOWN = "not known: status.json is missing or damaged"
 KILLED = "no process writes it: resume=true goes on after its last round"
 
 
@@ -48,26 +49,22 @@ def status_facts(folder: RunFolder) -> Facts:
     LedgerError: a ledger or the checkpoint is damaged."""
     plan = Plan(folder.read_config())
     status = read_status(folder)
+    done = folder.done()
     rows = folder.read_metrics()
-    if rows:
+    fault = folder.metrics_fault(rows, done)
+    if rows and not fault:
         row = rows[-1]
     else:
         row = {}
+    done = max(done, int(row.get("round") or 0))
     if status and status.state == "running" and not has_writer(folder.path):
         status = replace(status, state="interrupted", reason=KILLED)
-    facts: Facts = {"run": str(folder.path), "state": status.state if status else "not started"}
+    facts: Facts = {"run": str(folder.path), "state": _state(status, done)}
     facts |= {
-        "round": int(row.get("round") or 0),
+        "round": done,
         "rounds": status.rounds if status else plan.run.rounds,
     }
-    if status:
-        since = datetime.now(UTC) - datetime.fromisoformat(status.updated)
-        facts |= {
-            "seconds_since_update": round(since.total_seconds()),
-            "failures": dict(status.failures),
-        }
-        for name in ("reason", "nodes", "last_failure", "last_failure_round"):
-            facts[name] = getattr(status, name)
+    facts |= _failures(status)
     facts |= {name: row.get(name) for name in (*score_columns([row]), "loss", "cohort", "replies")}
     facts["epsilon"] = _epsilons(folder, plan, rows)
     rated = ((each["round"], rated_in(each)) for each in reversed(rows))
@@ -83,7 +80,30 @@ def status_facts(folder: RunFolder) -> Facts:
         facts["account"] = whose | _spending(
             account.budget.epsilon(account.ledger.whole().total()), account.budget.max_epsilon
         )
+    facts["fault"] = fault or None
     return {"account": None} | facts | {"rating": next(ratings, None)}
+
+
+def _state(status: RunStatus | None, done: int) -> str:
+    if status is not None:
+        return status.state
+    if done:
+        return NOT_KNOWN
+    return "not started"
+
+
+def _failures(status: RunStatus | None) -> Facts:
+    """What the status says beside state and rounds."""
+    if status is None:
+        return {}
+    since = datetime.now(UTC) - datetime.fromisoformat(status.updated)
+    facts: Facts = {
+        "seconds_since_update": round(since.total_seconds()),
+        "failures": dict(status.failures),
+    }
+    for name in ("reason", "nodes", "last_failure", "last_failure_round"):
+        facts[name] = getattr(status, name)
+    return facts
 
 
 def _epsilons(
@@ -118,6 +138,8 @@ def status_lines(folder: RunFolder) -> Iterator[str]:
     else:
         since = ""
     yield f"round      {facts['round']} of {facts['rounds']}{since}"
+    if facts["fault"]:
+        yield f"fault      {facts['fault']}"
     known = [
         f"{name} {facts[name]:.4f}" for name in (*SCORES, "loss") if facts.get(name) is not None
     ]
@@ -139,9 +161,10 @@ def status_lines(folder: RunFolder) -> Iterator[str]:
             f"{_spent(account, ', no budget')}"
         )
     if facts.get("nodes") is not None:
-        asked = facts["cohort"] or 0
-        replied = facts["replies"] or 0
-        yield f"nodes      {facts['nodes']} connected, {asked:.0f} asked, {replied:.0f} replied"
+        replied = ""
+        if facts["cohort"] is not None:
+            replied = f", {facts['cohort']:.0f} asked, {facts['replies'] or 0:.0f} replied"
+        yield f"nodes      {facts['nodes']} connected{replied}"
     if failures := facts.get("failures"):
         counted = ", ".join(f"{kind} {count}" for kind, count in failures.items())
         yield (

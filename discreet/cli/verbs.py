@@ -111,7 +111,8 @@ EPILOG = """* in a project that `discreet new` made, or in a checkout of Discree
 
 def run(given: Sequence[str]) -> int:
     """Runs the verb in `given`, and returns its exit code: see `discreet.cli.main.main`. It is 141,
-    without a word, if nobody reads the output any more, as in `discreet plan | head`."""
+    without a word, if nobody reads the output any more, as in `discreet plan | head`, and 1, with
+    one line, if it does not fit on a disk."""
     _open_streams()
     code = 2
     try:
@@ -132,17 +133,38 @@ def run(given: Sequence[str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError as error:
         return _after_broken_pipe(error)
-    return code
+    except OSError as error:
+        _send_nowhere(sys.stdout)
+        return code or _after_full_disk(error)
+    return code or _after_full_disk(None)
 
 
 def _after_broken_pipe(error: BrokenPipeError) -> int:
     unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
-    for stream in unread:  # what is left would cause a traceback when Python ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    for stream in unread:
+        _send_nowhere(stream)
     if unread:
         return 128 + signal.SIGPIPE
     print(f"discreet: {error}", file=sys.stderr)
     return 2
+
+
+def _after_full_disk(error: OSError | None) -> int:
+    """The exit code of a command that has done its work: 1 if some of its output is lost. `error`:
+    that of its last words."""
+    from discreet.logs import LOST, is_lost
+
+    if is_lost():  # the log has said so
+        return 1
+    if error is None:
+        return 0
+    print(f"discreet: {LOST}: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+def _send_nowhere(stream: TextIO) -> None:
+    """What is left in its buffer would cause a traceback when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_streams() -> None:

@@ -22,6 +22,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -52,6 +53,10 @@ PEERS_FILE = "peers.json"
 DEMONSTRATION_NODES = ("node-0", "node-1", "node-2", "node-3")
 # Always in the server's certificate: its names on its own host and inside docker-compose.yml.
 OWN_HOSTS = ("localhost", "127.0.0.1", "superlink", "gate")
+# labels with dots between them, the last of which is no number; the first may be a wildcard
+LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+HOST = re.compile(rf"(\*\.)?({LABEL}\.)*(?![0-9]+$){LABEL}")
+MOST_OF_HOST = 253  # characters
 # the least number of names for each command
 NAMES = {"all": 0, "authority": 0, "server": 1, "node": 1, "peers": 0}
 
@@ -70,7 +75,9 @@ def make_authority(folder: Path) -> None:
 
 def make_server(folder: Path, hosts: Sequence[str]) -> None:
     """Makes `server.key` and `server.crt`, valid for every host name and address that nodes and
-    `flwr` connect to. Raises ConfigError if one of the files exists, or the authority does not."""
+    `flwr` connect to. Raises ConfigError if one of the files exists, the authority does not, or one
+    of the hosts is neither a name nor an address."""
+    names = [_general_name(host) for host in dict.fromkeys([*hosts, *OWN_HOSTS])]
     try:
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         signer: Any = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
@@ -78,12 +85,6 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
         raise ConfigError(
             f"scripts/certs authority makes what signs a server's certificate: {error}"
         ) from error
-    names: list[x509.GeneralName] = []
-    for host in dict.fromkeys([*hosts, *OWN_HOSTS]):
-        try:
-            names.append(x509.IPAddress(ipaddress.ip_address(host)))
-        except ValueError:
-            names.append(x509.DNSName(host))
     key = ec.generate_private_key(ec.SECP384R1())
     made = _certificate(
         _name(hosts[0][:64]), authority.subject, key, days=SERVER_DAYS, is_authority=False
@@ -95,6 +96,19 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
     ):
         made = made.add_extension(extension, critical=False)
     _write_pair(folder / "server", made.sign(signer, hashes.SHA384()), key)
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    """A host name or an IP address, as a certificate has it. ConfigError: it is neither."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        if not HOST.fullmatch(host) or len(host) > MOST_OF_HOST:
+            raise ConfigError(
+                "a server's name must be a host name or an IP address, without scheme and port "
+                f"(got {host!r})"
+            ) from None
+        return x509.DNSName(host)
 
 
 def make_node(folder: Path, name: str) -> None:

@@ -62,9 +62,11 @@ from discreet.settings.rules import (
     Positive,
     Probability,
     Rule,
+    did_you_mean,
     hyphened,
     one_of,
     require,
+    rules,
     section,
 )
 
@@ -251,6 +253,7 @@ def read_guard(path: Path) -> GuardPolicy:
     sections = {"blocks": BlockSettings, "metric": MetricSettings, "limits": Limits}
     try:
         settings = _underscored(given)
+        _check_names(given)
         for name, kind in sections.items():
             if name in settings:
                 settings[name] = kind(**_table(settings[name], name))
@@ -264,6 +267,18 @@ def _table(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{name} must be a table")
     return value
+
+
+def _check_names(given: dict[str, Any], group: str = "") -> None:
+    """Raises ConfigError for a key that is no setting, as it is written in the file."""
+    known = [name for name, _ in rules(GuardPolicy)]
+    groups = {name.partition(".")[0] for name in known if "." in name}
+    for key, value in given.items():
+        name = group + key
+        if isinstance(value, dict) and name in groups:
+            _check_names(value, f"{name}.")
+        elif name not in {*known, *groups}:
+            raise ConfigError(f"unknown setting {name}{did_you_mean(name, known)}")
 
 
 def _underscored(given: dict[str, Any]) -> dict[str, Any]:

@@ -46,9 +46,7 @@ def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]
     """The archives of the blocks that `split_site` made, by number. ConfigError: the split has
     other settings, blocks are missing or have changed, or other users can read them."""
     split = read_split(folder)
-    if (split.id, split.count) != (id_column, count):
-        made = f"id {split.id!r} into {split.count} blocks"
-        raise ConfigError(f"{folder} was split by {made}, not by {id_column!r} into {count}")
+    check_split(split, folder, id_column=id_column, count=count)
     for path in (folder, folder / KEY, folder / BLOCKS):
         check_private(path)
     archives = tuple(folder / BLOCKS / f"{number:05d}.tar" for number in range(count))
@@ -58,6 +56,18 @@ def read_blocks(folder: Path, *, id_column: str, count: int) -> tuple[Path, ...]
         if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
             raise ConfigError(f"{folder}: block {path.name} differs from the one that was split")
     return archives
+
+
+def check_split(split: BlockSplit, folder: Path, *, id_column: str, count: int) -> None:
+    """Raises ConfigError if a split was made with other settings."""
+    if (split.id, split.count) != (id_column, count):
+        made = f"id {split.id!r} into {counted(split.count)}"
+        raise ConfigError(f"{folder} was split by {made}, not by {id_column!r} into {count}")
+
+
+def counted(blocks: int) -> str:
+    """A number of blocks, in words."""
+    return f"{blocks} block{'s' * (blocks != 1)}"
 
 
 def marks_of(archives: Sequence[Path]) -> list[tuple[int, ...]]:

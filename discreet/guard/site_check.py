@@ -13,7 +13,7 @@ from discreet.guard.block_task import KERNEL_PROGRAM, MACHINE
 from discreet.guard.enclosure import WRITABLE, EnclosureError, check_landlock
 from discreet.guard.guard_policy import KERNEL, LANDLOCK, PATIENT, GuardPolicy, read_guard
 from discreet.guard.sandbox import NO_ROOT, readable_places
-from discreet.guard.site_blocks import read_blocks, read_split
+from discreet.guard.site_blocks import check_split, read_blocks, read_split
 from discreet.guard.site_guard import guard_ledger, open_site
 from discreet.settings.rules import ConfigError
 
@@ -44,6 +44,21 @@ def check_delta(policy: GuardPolicy, patients: int) -> None:
             f"max-delta must be below 1 / {patients}, the number of patients that were split "
             f"(got {policy.max_delta:g})"
         )
+
+
+def split_fault(policy: GuardPolicy) -> str:
+    """What in a policy contradicts the split of its site; empty if nothing does, or if the split is
+    closed because blocks run."""
+    folder = Path(policy.blocks.folder)
+    try:
+        split = read_split(folder)
+        check_split(split, folder, id_column=policy.blocks.id, count=policy.blocks.count)
+        check_delta(policy, split.patients)
+    except PermissionError:
+        return ""
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def faults_of(policy: GuardPolicy) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from discreet.guard.guard_policy import GuardPolicy
+from discreet.guard.site_check import split_fault
 from discreet.guard.site_guard import guard_ledger
 from discreet.guard.site_records import (
     CLOSED,
@@ -65,7 +66,8 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
         if "refused" in row:
             yield f"{what}: refused: {row['refused']}"
         else:
-            drawn = f"{row['drawn']} blocks, {row['failed']} of them without a result"
+            blocks = "block" if row["drawn"] == 1 else "blocks"
+            drawn = f"{row['drawn']} {blocks}, {row['failed']} of them without a result"
             late = "noise alone left, too late; " if row.get("late") else ""
             yield f"{what}: {drawn}; {late}epsilon {row['epsilon']:.4g} so far"
     lost = guard_ledger(policy).spent(policy.unit).num_releases - _ended(found)
@@ -114,6 +116,8 @@ def overview_lines(policy: GuardPolicy) -> Iterator[str]:
     of itself, so it stands in quotes behind what is certain."""
     yield f"budget: epsilon {policy.max_epsilon:g} at delta {policy.max_delta:g}, over all runs"
     yield from spending_lines(policy, guard_ledger(policy))
+    if fault := split_fault(policy):
+        yield f"discreet site check refuses this guard.toml: {fault}"
     records = app_records(policy)
     approved = {
         digest: each for digest, each in records.items() if policy.any or digest in policy.apps

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from discreet.accounting.events import PLD, RDP
 from discreet.accounting.privacy_ledger import epsilon_of_blocks
 from discreet.guard.guard_policy import ALL_BLOCKS, KERNEL, PATIENT, GuardPolicy
+from discreet.guard.site_blocks import counted
 from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import Statement
 from discreet.privacy.blocks_grid import MOVES
@@ -57,7 +58,7 @@ def statement_of(policy: GuardPolicy) -> Statement:
         trusted="this site's operator and machine; not the server, and not its choice of clip "
         "norm, model or number of rounds",
         observer="the server, the researcher and other sites, over all rounds and runs",
-        mechanism=f"the app runs once for each of {policy.blocks.count} blocks, {drawn}, in "
+        mechanism=f"the app runs once for each of {counted(policy.blocks.count)}, {drawn}, in "
         f"{policy.enclosure}; a block's update is clipped to C, and the sum, which one unit moves "
         f"by {moved}C, has noise of at least {policy.min_noise_multiplier:g} times {MOVES}C",
         accounting=f"charged for {charged}; a Poisson-sampled Gaussian a round, on this site's "

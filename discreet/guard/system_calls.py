@@ -2,9 +2,9 @@
 
 A call that is not in the list, whatever its number, is answered as one that the kernel does not
 have. So is what reads or moves a store of the whole machine: the page cache (fadvise, readahead,
-mincore, preadv2 with flags), watches of files, load and free memory, key rings, sockets. What is
-left, and is shared, are the numbers of pipes: `self_test` and `channels` tell what that lets
-through.
+mincore, preadv2 with flags), watches of files, load and free memory, key rings, sockets other than
+pairs. What is left, and is shared, are the numbers of pipes and sockets: `self_test` and `channels`
+tell what that lets through.
 """
 
 from __future__ import annotations

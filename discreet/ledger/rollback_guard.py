@@ -59,8 +59,9 @@ def unusable(what: str, error: Exception) -> LedgerError:
     """The LedgerError for an error of SQLite; `what` is the subject of its message."""
     # The low byte is the code without the details of SQLite's extended codes.
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    kind = LedgerDiskError if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) else LedgerError
-    return kind(f"{what}: {error}")
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return LedgerDiskError(f"{what}: {error}. Make room on its disk, if it is full")
+    return LedgerError(f"{what}: {error}")
 
 
 def typed(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:

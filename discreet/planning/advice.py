@@ -166,10 +166,14 @@ def _organisations(of: Situation) -> Iterator[str]:
     yield f"measured: {measured}"
 
 
+def _counted(clients: int) -> str:
+    return f"{clients} organisation{'s' * (clients != 1)}"
+
+
 def _start_for_people(of: Situation, people: int) -> Iterator[str]:
     yield (
-        f"protects: one person of one organisation with all rows (example level), {of.clients} "
-        f"organisations of at least {people} people"
+        "protects: one person of one organisation with all rows (example level), "
+        f"{_counted(of.clients)} of at least {people} people"
     )
     yield (
         "start from: experiment=hospitals, for a table with a person column in each "
@@ -179,7 +183,7 @@ def _start_for_people(of: Situation, people: int) -> Iterator[str]:
 
 def _start_for_rows(of: Situation, rows: int, masked: bool) -> Iterator[str]:
     yield (
-        f"protects: one row of one organisation (example level), {of.clients} organisations of "
+        f"protects: one row of one organisation (example level), {_counted(of.clients)} of "
         f"{rows} rows on average"
     )
     if of.rows_a_person > 1:

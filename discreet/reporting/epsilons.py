@@ -25,7 +25,7 @@ def spent_epsilons(
     found = spent_by_clients(folder, plan)
     for name in found:
         found[name] = max([found[name], *(row.get(f"epsilon_{name}") or 0.0 for row in rows)])
-    if rows or folder.ledger_path.exists():
+    if rows or folder.done() or folder.ledger_path.exists():
         # also where clients pay: it has the run's delta, which config.yaml has to have too
         ledger = ledger_to_read(folder, plan)
         for name, mechanism in plan.mechanisms.items():

@@ -207,7 +207,7 @@ def _natural(path: Path) -> list[tuple[int, int, str]]:
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """The runs that have finished a round, named by their path below their common folder. Raises
-    ConfigError: a file of a run is damaged, or no run has finished a round."""
+    ConfigError: a file of a run is missing or damaged, or no run has finished a round."""
     return runs_and_spenders(folders)[0]
 
 
@@ -226,7 +226,10 @@ def runs_and_spenders(folders: Sequence[Path]) -> tuple[list[RunRecord], list[Ru
 def _read(folder: Path, name: str) -> RunRecord:
     files = RunFolder(folder)
     config = files.read_config()
+    done = files.done()
     rounds = files.read_metrics()
+    if fault := files.metrics_fault(rounds, done):
+        raise ConfigError(fault)
     if (folder / ASKED).exists():
         asked = files.read_config(name=ASKED)
     else:

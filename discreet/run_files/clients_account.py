@@ -13,7 +13,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.mechanisms.mechanism import REPORTED
 from discreet.planning.plan import Plan
 from discreet.planning.state import State
-from discreet.run_files.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder, run_ledger
 from discreet.run_files.run_ledgers import whole
 
 
@@ -63,4 +63,4 @@ def _ledger(folder: RunFolder) -> DurableLedger | None:
     LedgerError: the ledger is damaged, older than before, or of another run."""
     if not folder.clients_ledger_path.exists():
         return None
-    return whole(folder, DurableLedger(folder.clients_ledger_path))
+    return whole(folder, run_ledger(folder.clients_ledger_path))

@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.run_files.csv_text import cell_text, csv_text
+from discreet.settings.adjacency import GUARANTEES
 
 # A round's score columns beside the loss, and those by which models are compared: larger is better.
 SCORES = ("accuracy", "balanced_accuracy", "auc", "r2", "mae", "concordance")
@@ -16,6 +18,7 @@ MAIN = ("accuracy", "r2", "concordance")
 # Suffixes of two more columns of a federated score: its standard error in all, and by noise alone.
 ERROR = "_error"
 BY_NOISE = "_error_by_noise"
+ERRORS = (ERROR, BY_NOISE)
 
 METRICS = (  # after round, loss and the scores of the task
     "clip_norm",
@@ -28,6 +31,8 @@ METRICS = (  # after round, loss and the scores of the task
     "seconds",
 )
 END = "\r\n"  # of a line
+# the words, columns and formats of the numbers in the line about a round
+SHOWN = (*((name, name, ".4f") for name in (*SCORES, "loss")), ("clip", "clip_norm", ".3g"))
 
 
 def unrated(names: Iterable[str] = ()) -> EvaluationResult:
@@ -122,3 +127,32 @@ def table_of(rows: Sequence[Mapping[str, object]]) -> str:
 def line_of(row: Mapping[str, object], columns: Sequence[str]) -> str:
     """A row as a line of CSV, one cell per column. Its values are numbers."""
     return ",".join(cell_text(row.get(name), digits=10) for name in columns) + END
+
+
+def round_line(row: Mapping[str, Any], *, rounds: int) -> str:
+    """One line about a round. Disabled guarantees have no epsilon in it, and a server that does not
+    clip has no clip norm.
+
+    >>> row = {"round": 2, "loss": 0.5, "cohort": 9, "replies": 8, "seconds": 0.25}
+    >>> row |= {"epsilon_user": 1.5, "clip_norm": math.inf}
+    >>> round_line(row, rounds=30)
+    'round 2/30  loss 0.5000  replies 8/9  epsilon user 1.500  0.2 s'
+    """
+    said = [f"round {row['round']}/{rounds}"]
+    own = [
+        (name, name, ".4f") for name in row if ":" in name and not name.endswith((ERROR, BY_NOISE))
+    ]
+    for name, column, form in (*own, *SHOWN):
+        value = row.get(column)
+        unclipped = column == "clip_norm" and value == math.inf
+        if value is not None and not unclipped:
+            said.append(f"{name} {value:{form}}")
+    said.append(f"replies {row['replies']}/{row['cohort']}")
+    spent = []
+    for name in GUARANTEES:
+        epsilon = row.get(f"epsilon_{name}", math.inf)
+        if math.isfinite(epsilon):
+            spent.append(f"{name} {epsilon:.3f}")
+    said.append(f"epsilon {' '.join(spent) or 'none'}")
+    said.append(f"{row.get('seconds', math.nan):.1f} s")
+    return "  ".join(said)

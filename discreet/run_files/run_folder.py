@@ -123,7 +123,7 @@ class RunFolder:
 
     def ledger(self, plan: Plan) -> DurableLedger:
         """The server's ledger. LedgerError: it is missing or has other settings."""
-        return DurableLedger(self.ledger_path, facts=plan.deciding)
+        return run_ledger(self.ledger_path, facts=plan.deciding)
 
     def positions(self) -> dict[str, LedgerPosition]:
         """The position of each ledger at the last checkpoint; empty before it. LedgerError: the
@@ -137,6 +137,14 @@ class RunFolder:
         if numbers:
             return reported_epsilons(numbers)
         return {}
+
+    def done(self) -> int:
+        """The last round that the checkpoint has, or that the status says is done. LedgerError: the
+        checkpoint is damaged."""
+        numbers, _ = self._numbers()
+        status = read_status(self)
+        planned = status.rounds if status is not None and status.state == "finished" else 0
+        return max(int(numbers.get("round", 0)), planned)
 
     def _numbers(self) -> tuple[dict[str, Any], dict[str, LedgerPosition]]:
         """The last checkpoint without its tensors, for which PyTorch is not needed."""
@@ -160,7 +168,7 @@ class RunFolder:
         none, or it can't be read."""
         path = self.path / name
         if not path.exists():
-            raise ConfigError(f"output_dir={self.path} does not contain a run: {name} is missing")
+            raise ConfigError(f"{self.path} does not contain a run: {name} is missing")
         try:
             settings = OmegaConf.create(path.read_text(encoding="utf-8"))
             if not isinstance(settings, DictConfig):
@@ -254,9 +262,27 @@ class RunFolder:
         except (ValueError, TypeError, csv.Error) as error:
             raise ConfigError(f"{self.metrics_path} is damaged: {error}") from error
 
+    def metrics_fault(self, rows: Sequence[Mapping[str, float | None]], done: int) -> str:
+        """The fault of a `metrics.csv` that has not the rows of all rounds that are done; else
+        empty. `done`: as `done` gave it before the rows were read, since a run may go on."""
+        last = max((int(row["round"] or 0) for row in rows), default=0)
+        if last >= done:
+            return ""
+        kept = f"ends after round {last}" if self.metrics_path.exists() else "is missing"
+        return f"{self.metrics_path} {kept}, and {done} rounds are done: restore the file"
+
     def replace_metrics(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Replaces the rows of `metrics.csv`."""
         replace_file(self.metrics_path, table_of(rows).encode())
+
+
+def run_ledger(path: Path, *, facts: Mapping[str, object] | None = None) -> DurableLedger:
+    """A ledger in a run folder. LedgerError: as `DurableLedger`; a new one is no remedy here."""
+    if not path.is_file():
+        raise LedgerError(
+            f"{path} is missing: put this run's ledger back, because what was spent still counts"
+        )
+    return DurableLedger(path, facts=facts)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.ledger.rollback_guard import remove_database
 from discreet.mechanisms.mechanism import SERVER
 from discreet.planning.plan import Plan
-from discreet.run_files.run_folder import CONFIG, RunFolder
+from discreet.run_files.run_folder import CONFIG, RunFolder, run_ledger
 from discreet.settings.adjacency import EXAMPLE, GUARANTEES, USER
 from discreet.settings.rules import ConfigError
 
@@ -24,12 +24,12 @@ def ledger_to_read(folder: RunFolder, plan: Plan) -> DurableLedger:
             raise ConfigError(
                 f"{folder.path / CONFIG} is damaged: the run's noise multiplier is missing"
             )
-    was = whole(folder, DurableLedger(folder.ledger_path)).facts()
+    was = whole(folder, run_ledger(folder.ledger_path)).facts()
     # What a guarantee costs has no default: a config.yaml without it has lost the guarantee.
     prices = dict.fromkeys(name for name in was if name.startswith(OF_GUARANTEES))
     noted = {**was, **prices, **plan.deciding}
     facts = {name: noted[name] for name in was}
-    return DurableLedger(folder.ledger_path, facts=facts)
+    return run_ledger(folder.ledger_path, facts=facts)
 
 
 def whole(folder: RunFolder, ledger: DurableLedger) -> DurableLedger:
@@ -75,7 +75,7 @@ def check_ledgers(folder: RunFolder, plan: Plan, *, simulated: bool) -> None:
     this machine's own record of its charges."""
     ledgers = [folder.ledger(plan)]
     if simulated and plan.accounts_itself:
-        ledgers.append(DurableLedger(folder.clients_ledger_path))
+        ledgers.append(run_ledger(folder.clients_ledger_path))
     for ledger in ledgers:
         ledger.check()
         _check_position(folder, ledger)

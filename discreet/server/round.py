@@ -7,7 +7,7 @@ Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -142,6 +142,7 @@ class RunLedger:
       budgets: the run's, by guarantee.
       guarantee: the one that rounds are charged to.
       events: the cost of each round that is still to come, by its number; None if only clients pay.
+      at_charge: called before each charge, also where only clients pay.
       position: that of the ledger after the last charge of this process; None before the first.
     """
 
@@ -149,6 +150,7 @@ class RunLedger:
     budgets: Mapping[str, ServerBudget] = field(default_factory=dict)
     guarantee: str = USER
     events: Mapping[int, DpEvent | None] = field(default_factory=dict)
+    at_charge: Callable[[], None] = lambda: None
     position: LedgerPosition | None = None
 
     @classmethod
@@ -193,11 +195,13 @@ class RunLedger:
 
     def charge(self, number: int) -> None:
         """See `RoundLedger`."""
+        self.at_charge()
         event = self.events[number]
         if event is not None:
             self.position = self.ledger.charge([Charge(number, self.guarantee, "", event)])
 
     def charge_answers(self, event: DpEvent | None, number: int) -> None:
         """See `RoundLedger`. The charge is at user level, which pays for answers."""
+        self.at_charge()
         if event is not None:
             self.position = self.ledger.charge([Charge(number, USER, "", event)])

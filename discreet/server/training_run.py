@@ -23,10 +23,10 @@ from discreet.planning.round_cost import RoundCost, duration, peak_memory
 from discreet.planning.state import Outcome, State
 from discreet.protocol.messages import RATE
 from discreet.queries.evaluation_result import EvaluationResult
-from discreet.run_files.metrics_table import BY_NOISE, ERROR, SCORES, main_score
+from discreet.run_files.metrics_table import main_score, round_line
 from discreet.run_files.run_folder import RunStatus, read_status, write_status
-from discreet.run_files.whole_files import write_json
-from discreet.server.model_ratings import rating_plan
+from discreet.run_files.whole_files import EndsLater, write_json
+from discreet.server.model_ratings import RatingPlan, rating_plan
 from discreet.server.progress import Progress
 from discreet.server.round import RunLedger, one_query, one_round, request_after, stepped
 from discreet.server.run_context import RunContext
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from discreet.privacy.randomness import RandomSource
 
+Rows = list[Mapping[str, Any]]
 OnRound = Callable[[Mapping[str, object]], None]
 
 MOST_ABANDONED = 3  # attempts in a row of one round under secure aggregation, before the run ends
@@ -60,9 +61,6 @@ TIMED = 3  # rounds after which the time that is left is said
 FIRST_NORM = Key("privacy.user.clip.norm")
 UNRANKED = (-math.inf, -math.inf)
 OFF = {f"epsilon_{name}": math.inf for name in GUARANTEES}  # of disabled guarantees
-# the words, columns and formats of the numbers in the line about a round
-SHOWN = (*((name, name, ".4f") for name in (*SCORES, "loss")), ("clip", "clip_norm", ".3g"))
-ERRORS = (ERROR, BY_NOISE)
 
 logger = logging.getLogger("discreet")
 
@@ -84,7 +82,10 @@ class TrainingRun:
         self.plan = context.plan
         self.folder = context.folder
         self.ledger = context.ledger
+        self.ends = EndsLater()
         self.charges = RunLedger.of(self.ledger, self.plan, context.state)
+        if not self.plan.run.masked:  # clients, who may be slow, open a masked sum after its charge
+            self.charges.at_charge = self.ends.begin
         self.evaluation = rating_plan(self.plan)
         check_exchange(transport, masked=self.plan.run.masked)
         self.evaluate = evaluate
@@ -116,24 +117,15 @@ class TrainingRun:
             if self.evaluation and self._ended(state) is None:
                 state = self._rate_if_due(state, is_last=False)  # a kill may have swallowed it
             while (outcome := self._ended(state)) is None:
-                number = state.round + 1
-                source = self.context.source.child("round", number)
                 try:
-                    event = self.charges.events[number]
-                    self.charges.require_room(self.charges.guarantee, event, "the next round")
-                    if self.released is None:
-                        after, released = one_round(
-                            state, self.plan, self.clients, self.charges, source
-                        )
-                    else:
-                        after, released = self._round_after_crash(state, self.released, source)
+                    state, rows = self._next(state)
                 except BudgetSpent as spent:
                     outcome = Outcome(state, in_words(spent, self.context.names))
                     break
                 except RoundAbandoned as loss:
-                    self._note_abandoned(number, loss)
+                    self._note_abandoned(state.round + 1, loss)
                     continue
-                state = self._keep(state, after, released)
+                self._tell(state, rows)
                 if self.evaluation and self._ended(state) is None:
                     state = self._rate_if_due(state, is_last=False)
         outcome = self._chosen(outcome)
@@ -231,13 +223,28 @@ class TrainingRun:
                 f"round {number} was abandoned {MOST_ABANDONED} times: {loss}"
             ) from loss
 
-    def _keep(self, before: State, after: State, released: Released) -> State:
-        """Writes metrics and checkpoint after a round, in that order. Returns the state with the
-        epsilons that clients have reported.
+    def _next(self, state: State) -> tuple[State, Rows]:
+        """The state after the next round, and the rows about it. Signals that ask this process to
+        end wait from the charge until the round is kept: it is not paid for again.
 
         Raises:
-          NobodyAnswers: no client has answered for several rounds.
+          BudgetSpent: the budget has no room for the round. RoundAbandoned: as `one_round`.
         """
+        number = state.round + 1
+        source = self.context.source.child("round", number)
+        event = self.charges.events[number]
+        self.charges.require_room(self.charges.guarantee, event, "the next round")
+        with self.ends:
+            if self.released is None:
+                after, released = one_round(state, self.plan, self.clients, self.charges, source)
+            else:
+                after, released = self._round_after_crash(state, self.released, source)
+            self.ends.begin()
+            return self._keep(state, after, released)
+
+    def _keep(self, before: State, after: State, released: Released) -> tuple[State, Rows]:
+        """Writes metrics and checkpoint after a round, in that order. Returns the state with the
+        epsilons that clients have reported, and the rows about the round."""
         stats = self.clients.stats
         self.clients.refused |= stats.refused
         run = self.plan.run
@@ -246,14 +253,12 @@ class TrainingRun:
             if SERVER in each.charged_at and REPORTED[name]:
                 spent = epsilon_of(self.ledger.spent(name), run.delta, run.accountant)
                 stats.epsilons |= dict.fromkeys(REPORTED[name], spent)
-        asked = self.clients.cohort
+        rows: Rows = []
         if self.evaluation and released.answers:
-            count = released.replies, asked
-            rated = self.evaluation.write(
-                self.folder, before.round, released.answers, answered=count
+            count = released.replies, self.clients.cohort
+            rows.append(
+                self.evaluation.write(self.folder, before.round, released.answers, answered=count)
             )
-            if self.on_round is not None:
-                self.on_round(rated)
         after = stats.added_to(after)
         row = self._write(before, after, released)
         # The checkpoint is written last. After a crash before it, the round is repeated, and the
@@ -264,11 +269,21 @@ class TrainingRun:
         if (rank := self._rank(row)) > self.best:
             self.best = rank
             self.folder.save_checkpoint(after, best=True, charged=self.charges.position)
-        if self.on_round is not None:  # after the checkpoint: a hook that fails costs no round
-            self.on_round(row)
+        return after, [*rows, row]
+
+    def _tell(self, after: State, rows: Rows) -> None:
+        """Logs a round that is kept, and calls the hook with its rows: what fails here, such as
+        output that nobody reads, costs no round.
+
+        Raises:
+          NobodyAnswers: no client has answered for several rounds.
+        """
+        self._log(after, rows[-1])
+        if self.on_round is not None:
+            for row in rows:
+                self.on_round(row)
         self.abandoned = 0
-        self.silent_rounds.note(stats, asked=asked)
-        return after
+        self.silent_rounds.note(self.clients.stats, asked=self.clients.cohort)
 
     def _round_after_crash(
         self, before: State, released: Released, source: RandomSource
@@ -291,11 +306,8 @@ class TrainingRun:
             return last
         try:
             self.charges.require_room(USER, plan.event, "rating the model")
-            source = self.context.source.child("evaluation", last.round)
-            cohort = self.clients.draw(self.plan.sampling, last.round + 1, source)
-            asked = replace(request_after(last, self.plan), work=RATE)
-            replies = self.clients.ask(asked, last.params, cohort)
-            sums = one_query(last, plan.mechanism, replies, self.charges, source.child("noise"))
+            with self.ends:
+                rated, row = self._rate(plan, last)
         except (BudgetSpent, RoundAbandoned) as reason:
             logger.warning(
                 "the model after round %d is not rated: %s",
@@ -305,6 +317,26 @@ class TrainingRun:
             return last
         stats = self.clients.stats
         stats.log_failures()
+        if self.on_round is not None:
+            self.on_round(row)
+        if last.round < self.plan.run.rounds:
+            self.silent_ratings.note(stats, asked=self.clients.cohort)
+        return rated
+
+    def _rate(self, plan: RatingPlan, last: State) -> tuple[State, Mapping[str, Any]]:
+        """Asks a new cohort to rate a model, and writes what they say. Returns the state and the
+        row about it.
+
+        Raises:
+          RoundAbandoned: as `one_query`.
+        """
+        source = self.context.source.child("evaluation", last.round)
+        cohort = self.clients.draw(self.plan.sampling, last.round + 1, source)
+        asked = replace(request_after(last, self.plan), work=RATE)
+        replies = self.clients.ask(asked, last.params, cohort)
+        sums = one_query(last, plan.mechanism, replies, self.charges, source.child("noise"))
+        self.ends.begin()
+        stats = self.clients.stats
         rated = stats.added_to(last)
         # Before the row: after a crash in between, the model is rated again, and the clients'
         # spending is not forgotten.
@@ -312,15 +344,10 @@ class TrainingRun:
             self.folder.save_checkpoint(rated, charged=self.charges.position)
         count = (stats.accepted, len(cohort))
         spent = self._epsilons(rated)
-        row = plan.write(self.folder, last.round, sums, answered=count, spent=spent)
-        if self.on_round is not None:
-            self.on_round(row)
-        if last.round < self.plan.run.rounds:
-            self.silent_ratings.note(stats, asked=len(cohort))
-        return rated
+        return rated, plan.write(self.folder, last.round, sums, answered=count, spent=spent)
 
     def _write(self, before: State, after: State, released: Released) -> dict[str, object]:
-        """Evaluates the model after a round; writes metrics, status and log. Returns the row."""
+        """Evaluates the model after a round; writes metrics and status. Returns the row."""
         stats = self.clients.stats
         evaluation = self.evaluate(after.round, after.params)
         seconds = time.monotonic() - self.clients.started
@@ -344,9 +371,14 @@ class TrainingRun:
                 self.status, last_failure=stats.reasons[-1], last_failure_round=after.round
             )
         write_status(self.folder, self.status)
+        return row
+
+    def _log(self, after: State, row: Mapping[str, Any]) -> None:
+        """Logs a round."""
+        stats = self.clients.stats
         fields = {"event": "round", **row, "failures": dict(stats.failures)}
         if after.round == self.context.state.round + 1:
-            logger.info("%s", RoundCost(seconds, peak_memory()).memory_line)
+            logger.info("%s", RoundCost(row["seconds"], peak_memory()).memory_line)
         logger.info(round_line(row, rounds=self.plan.run.rounds), extra={"fields": fields})
         if len(self.rows) == TIMED:
             self._say_time_left(after.round)
@@ -357,7 +389,6 @@ class TrainingRun:
             if name not in self.warned:
                 logger.warning("%s", note.named(self.context.names))
         self.warned |= notes.keys()
-        return row
 
     def _say_time_left(self, done: int) -> None:
         """Logs an estimate of the time left from the last round: the first rounds of a process also
@@ -467,30 +498,3 @@ def clip_notes(
             ", was far too small",
         )
     return notes
-
-
-def round_line(row: Mapping[str, Any], *, rounds: int) -> str:
-    """One line about a round. Disabled guarantees have no epsilon in it, and a server that does not
-    clip has no clip norm.
-
-    >>> row = {"round": 2, "loss": 0.5, "cohort": 9, "replies": 8, "seconds": 0.25}
-    >>> row |= {"epsilon_user": 1.5, "clip_norm": math.inf}
-    >>> round_line(row, rounds=30)
-    'round 2/30  loss 0.5000  replies 8/9  epsilon user 1.500  0.2 s'
-    """
-    said = [f"round {row['round']}/{rounds}"]
-    own = [(name, name, ".4f") for name in row if ":" in name and not name.endswith(ERRORS)]
-    for name, column, form in (*own, *SHOWN):
-        value = row.get(column)
-        unclipped = column == "clip_norm" and value == math.inf
-        if value is not None and not unclipped:
-            said.append(f"{name} {value:{form}}")
-    said.append(f"replies {row['replies']}/{row['cohort']}")
-    spent = []
-    for name in GUARANTEES:
-        epsilon = row.get(f"epsilon_{name}", math.inf)
-        if math.isfinite(epsilon):
-            spent.append(f"{name} {epsilon:.3f}")
-    said.append(f"epsilon {' '.join(spent) or 'none'}")
-    said.append(f"{row.get('seconds', math.nan):.1f} s")
-    return "  ".join(said)

@@ -116,6 +116,7 @@ Count = Annotated[int, within(1, 1_000_000_000)]
 Rank = Annotated[int, within(1, 4096)]  # of low-rank matrices
 Rounds = Annotated[int, within(1, 100_000)]
 CountOrZero = Annotated[int, at_least(0)]
+Seed = Annotated[int, Rule("within [0, 2^64 - 1]", lambda value: 0 <= value < 1 << 64)]
 # on a command line 2024 is a number, but also the name of a folder
 Text = Annotated[str, Field(strict=False)]
 Sampling = Annotated[str, one_of("poisson", "fixed", "everyone", "cyclic")]
@@ -317,7 +318,7 @@ def unknown(key: str, kind: type) -> str:
     there = sorted(
         name for name in known if name.rpartition(".")[0] == key.rpartition(".")[0] and "." in key
     )
-    meant = _alias_of(key, names) or did_you_mean(key, known, cutoff=0.8 if there else 0.5)
+    meant = _alias_of(key, names) or did_you_mean(key, known, cutoff=0.8 if there else 0.55)
     return f"unknown setting {key}" + (
         meant or (f"; there are {', '.join(there)}" if there else "")
     )

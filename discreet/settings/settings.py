@@ -101,7 +101,7 @@ class Settings:
     ConfigError."""
 
     rounds: rules.Rounds = 30
-    seed: rules.CountOrZero | None = None
+    seed: rules.Seed | None = None
     engine: Annotated[str, rules.one_of("auto", "batched", "sequential", "ray")] = "auto"
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

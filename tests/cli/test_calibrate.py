@@ -59,6 +59,14 @@ def test_a_noise_multiplier_is_over_what_one_client_or_example_moves(
         ("user --rounds 5 --noise 1", "needs --population and --cohort"),
         ("local --rounds 5", "give two of"),
         (
+            "user --population 0 --cohort 3 --rounds 5 --noise 1",
+            "--population must be at least 1 (got 0)",
+        ),
+        (
+            "example --population -5 --cohort 3 --rounds 5 --noise 1",
+            "--population must be at least 1 (got -5)",
+        ),
+        (
             "user --population 10 --cohort 3 --rounds 5 --noise 1 --delta 0.5",
             "--delta must be below 1 / 10, the population",
         ),

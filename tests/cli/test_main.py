@@ -3,9 +3,11 @@ file of their own."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from discreet.planning.plan import Plan
 from discreet.privacy.sampling import CohortSampling
 from discreet.run_files.compose import load_asked
 from discreet.run_files.model_description import input_names
-from discreet.run_files.run_folder import RunFolder
+from discreet.run_files.run_folder import RunFolder, state_of
 from discreet.simulation.in_process import simulate
 from tests.command import simulate as simulate_command
 
@@ -72,6 +74,33 @@ def test_a_command_whose_output_nobody_reads_ends_without_a_word(words: str) -> 
     ran = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
     os.close(theirs)
     assert (ran.returncode, ran.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_project_that_does_not_fit_on_a_disk_is_refused_for_the_first_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise shutil.Error([(f"from/{name}", f"to/{name}", f"no room: {name}") for name in "ab"])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    assert main(["new", str(tmp_path / "project")]) == 2
+    said = f"discreet: {tmp_path / 'project'} can't be made: no room: a\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_run_whose_output_does_not_fit_on_a_disk_says_so_once_and_goes_on(
+    tmp_path: Path,
+) -> None:
+    small = ("rounds=2", "data.num_clients=20", "privacy.user.too_noisy=warn")
+    words = ("simulate", *small, "model.name=logistic_regression", f"output_dir={tmp_path / 'run'}")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "discreet", *words]
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "discreet: the output can't be written, and is lost from here on: "
+    assert (ran.returncode, ran.stderr) == (1, f"{said}{os.strerror(errno.ENOSPC)}\n")
+    assert state_of(RunFolder(tmp_path / "run")) == "finished"
 
 
 @pytest.mark.processes

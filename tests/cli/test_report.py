@@ -46,6 +46,22 @@ def test_a_sweep_becomes_a_page_a_table_and_pictures(
     assert list((sweep / "pictures").glob("*.svg"))
 
 
+def test_what_can_not_be_written_is_named_by_its_option(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = sweep / "a file"
+    file.touch()
+    nowhere = sweep / "nowhere" / "x.csv"
+    for option, path, reason in (
+        ("--csv", nowhere, "No such file or directory"),
+        ("--csv", sweep, "Is a directory"),
+        ("--pictures", file, "File exists"),
+    ):
+        assert report([str(sweep), option, str(path)]) == 2
+        said = capsys.readouterr().err
+        assert f"{option}: {path} can't be written ({reason}): name a " in said
+
+
 WORDS = ("data.num_clients=20", "privacy.user.noise_multiplier=4", "sampling.kind=everyone")
 
 

@@ -44,6 +44,30 @@ def test_the_server_certificate_is_valid_for_its_names_and_a_clock_a_minute_behi
         builder.build_server_verifier(x509.DNSName("other.example.org")).verify(server, [])
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["bad name!", "", "https://fl.example", "fl.example:9092", "300.1.1.1", "a-", "a..b", "grö.de"],
+)
+def test_what_is_no_host_gets_no_certificate(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_authority(tmp_path)
+    assert main(["--folder", str(tmp_path), "server", "fl.example", host]) == 2
+    assert f"must be a host name or an IP address, without scheme and port (got {host!r})" in (
+        capsys.readouterr().err
+    )
+    assert not (tmp_path / "server.crt").exists()
+
+
+@pytest.mark.parametrize(
+    "host", ["fl.example", "fl_1", "*.fl.example", "10.0.0.1", "::1", "a" * 63]
+)
+def test_a_host_name_or_an_address_gets_a_certificate(host: str, tmp_path: Path) -> None:
+    make_authority(tmp_path)
+    assert main(["--folder", str(tmp_path), "server", host]) == 0
+    assert (tmp_path / "server.crt").exists()
+
+
 def test_a_node_key_is_what_flower_takes_and_private_keys_are_for_their_owner_alone(
     secrets: Path,
 ) -> None:

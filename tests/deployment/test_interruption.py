@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from discreet.ledger.durable_ledger import DurableLedger
 from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.opening import only_writer
 from discreet.run_files.run_folder import CONFIG, RunFolder, RunStatus, state_of, write_status
+from discreet.server import training_run
 from discreet.simulation.processes import RunLostError
 from tests.deployment.ends import RUN_SECONDS
 from tests.scripts.living import (
@@ -125,6 +127,75 @@ def test_a_run_that_an_error_ends_is_not_left_running(
     with pytest.raises(TypeError, match="of one's own"):
         main(["simulate", *SMALL, "rounds=3", f"output_dir={folder.path}"])
     check_interrupted(folder, "a fault of one's own")
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """A process that hears signals, also where the tests run in the background."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize(
+    ("number", "place"),
+    [
+        (signal.SIGINT, (DurableLedger, "charge")),
+        (signal.SIGINT, (RunFolder, "append_metrics")),
+        (signal.SIGTERM, (RunFolder, "save_checkpoint")),
+    ],
+)
+def test_a_round_that_is_paid_is_kept_before_a_signal_ends_the_run(
+    number: signal.Signals,
+    place: tuple[type, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    done = getattr(*place)
+
+    def asked_to_end(*given: object, **named: object) -> object:
+        result = done(*given, **named)
+        if paid(folder) == 2:
+            os.kill(os.getpid(), number)
+        return result
+
+    words = [*SMALL, "rounds=3", f"output_dir={folder.path}"]
+    with monkeypatch.context() as patched:
+        patched.setattr(*place, asked_to_end)
+        with pytest.raises(SystemExit) as ended:
+            main(["simulate", *words])
+    assert ended.value.code == 128 + number
+    assert f"interrupted after round 2 (ended by {number.name})" in capsys.readouterr().out
+    assert check_interrupted(folder, f"ended by {number.name}") == 2
+    assert main(["simulate", "resume=true", f"output_dir={folder.path}"]) == 0
+    assert paid(folder) == 3
+
+
+def paid(folder: RunFolder) -> int:
+    """The rounds on a run's ledger."""
+    return DurableLedger(folder.ledger_path).spent("user").num_releases
+
+
+def test_a_round_is_kept_before_its_line_meets_a_reader_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+
+    def said(row: dict[str, object], *, rounds: int) -> str:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(training_run, "round_line", said)
+    with pytest.raises(SystemExit):
+        main(["simulate", *SMALL, "rounds=3", f"output_dir={folder.path}"])
+    state = folder.load_checkpoint()
+    assert state is not None
+    assert state.round == 1
 
 
 def test_a_run_that_is_finished_or_that_somebody_else_writes_stays_what_it_is(

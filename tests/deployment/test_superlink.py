@@ -123,7 +123,7 @@ def test_a_run_that_is_refused_ends_flwr_run_with_one_line_and_exit_code_1(
     assert federation.processes["run-refused"].wait(RUN_SECONDS) == 1
     said = federation.says("run-refused")
     assert re.findall("(?m)^discreet: (?!run )(.*)$", said) == [
-        f"output_dir={folder.path} does not contain a run: config.yaml is missing"
+        f"{folder.path} does not contain a run: config.yaml is missing"
     ]
     assert "has failed (the reason is above)" in said
     assert "unhandled" not in said

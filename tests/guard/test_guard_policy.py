@@ -35,8 +35,10 @@ DIGEST = "ab" * 32
             {"enclosure": "bubblewrap", "charge": "all-blocks", "at_once": 2},
             'at-once must be 1 with enclosure = "bubblewrap"',
         ),
-        ({"block_secondz": 3}, "block_secondz"),
-        ({"limits": {"memory-gb": 3}}, "limits.memory_gb"),
+        ({"block_secondz": 3}, "unknown setting block-secondz; did you mean block-seconds"),
+        ({"max_epsilom": 3}, "unknown setting max-epsilom; did you mean max-epsilon"),
+        ({"limits": {"memory-gb": 3}}, "unknown setting limits.memory-gb; did you mean limits."),
+        ({"limit": {"memory-mb": 3}}, "unknown setting limit"),
         (
             {"metric": {"name": "a", "low": 1, "high": 0, "noise-multiplier": 1}},
             "metric.high must be above",

@@ -78,7 +78,7 @@ def test_a_site_as_one_unit_has_one_block(
 ) -> None:
     data = str(table(tmp_path, PATIENTS))
     assert main(["site", "split", data, "--unit", "site", "--out", str(tmp_path / "site")]) == 0
-    assert "all rows in 1 blocks" in capsys.readouterr().out
+    assert "all rows in 1 block. Keep" in capsys.readouterr().out
     assert (
         main(
             [
@@ -202,16 +202,32 @@ def test_try_runs_all_of_an_app_on_public_rows(folder: Path) -> None:
     assert "the digest of this bundle" in found
 
 
+def test_try_runs_the_shipped_app_as_it_is(folder: Path) -> None:
+    mock = folder / "mock"
+    mock.mkdir()
+    names = [f"measured_{number}" for number in range(13)]
+    values = ",".join(["0.5"] * len(names))
+    rows = f"patient,{','.join(names)},disease\n1,{values},1\n2,{values},0\n"
+    (mock / "train.csv").write_text(rows)
+    copied(PATIENTS_APP, folder)
+    found = said(folder, "try", "app", "--mock", "mock")
+    assert "guard: 28 values, an update of norm" in found
+    assert "accuracy" not in found  # there is no table to rate the model on
+    assert "x1b" not in found  # Flower colours the names of its log's levels
+    assert "the digest of this bundle" in found
+
+
 def test_no_print_of_an_app_looks_like_the_line_with_its_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = "the digest of this bundle, for apps in guard.toml: "
-    forged = f"round 1\n\x1b[2J\x1b[8m{line}{'00' * 32}\r{line}{'11' * 32}\x85{line}\u202e"
+    forged = f"round 1\n\x1b[92mINFO \x1b[0m: one\n\x1b[2J\x1b[8m{line}{'00' * 32}\r{line}{'11' * 32}\x85{line}\u202e"
     monkeypatch.setattr(trials, "try_app", lambda *_: (forged, True))
     monkeypatch.setattr(trials, "bundle_of", lambda app: b"bundle")
     assert main(["site", "try", str(tmp_path), "--mock", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.removesuffix("\n").split("\n")
     assert all(each.isprintable() for each in lines)
+    assert lines[1] == "app: INFO : one"
     (told,) = [each for each in lines if not each.startswith("app: ")]
     assert told == line + hashlib.sha256(b"bundle").hexdigest()
 

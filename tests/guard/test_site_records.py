@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -29,7 +30,7 @@ from discreet.guard.site_records import JOURNAL, MOST_TEXT, OLDER, note, site_lo
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
-from tests.guard.made import RUN, PlayedSandbox, context, message, site, table
+from tests.guard.made import RUN, PlayedSandbox, context, guard_toml, message, site, table
 from tests.guard.test_block_release import APP, PATIENTS, guard_at, opposed
 
 APPROVED = {"any": False, "apps": ["ab" * 32]}
@@ -141,10 +142,31 @@ def test_the_overview_says_what_is_left_what_ran_and_what_waits(
     assert lines[-1] == "  and 2 more: discreet site log"
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_delta": 1 / len(PATIENTS)}, "max-delta must be below 1 / 6"),
+        ({"blocks": 3}, "was split by id 'patient' into 2 blocks, not by 'patient' into 3"),
+    ],
+)
+def test_the_overview_says_that_check_refuses_what_contradicts_the_split(
+    settings: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guard_at(tmp_path)
+    assert main(["site", str(tmp_path / "guard.toml")]) == 0
+    assert "refuses" not in capsys.readouterr().out
+    guard_toml(tmp_path, **settings)
+    assert main(["site", str(tmp_path / "guard.toml")]) == 0
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "refuses" in each]
+    assert line.startswith("discreet site check refuses this guard.toml: ")
+    assert said in line
+
+
 def test_what_is_no_verb_of_a_site_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in {
         "log": "site log needs WHERE",
         "lok guard.toml": "there is no site lok",
+        "patients.csv split": "the action comes first: discreet site split patients.csv",
     }.items():
         assert main(["site", *words.split()]) == 2
         assert said in capsys.readouterr().err

@@ -64,6 +64,10 @@ def test_three_hospitals_are_told_what_does_not_work_and_what_does() -> None:
     assert "privacy.example.unit=owner (experiment=hospitals)" in several
 
 
+def test_one_organisation_is_one() -> None:
+    assert "1 organisation of 300 rows on average" in said(1, 300, 1, "nobody", "command")
+
+
 def test_hospitals_with_several_rows_a_patient_start_where_a_patient_is_the_unit() -> None:
     text = said(3, 3000, 4, "nobody", "command")
     assert "start from: experiment=hospitals," in text

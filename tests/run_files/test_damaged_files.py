@@ -283,6 +283,56 @@ def test_a_checkpoint_that_is_a_folder_is_named(
     assert f"{run.checkpoint_path} is damaged: " in said(capsys, *words)
 
 
+@pytest.mark.parametrize("left", [None, "", "round,loss\r\n"])
+def test_metrics_that_have_lost_rounds_are_no_run_without_a_round(
+    left: str | None, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.metrics_path.unlink()
+    if left is not None:
+        run.metrics_path.write_text(left)
+    lost = f"{run.metrics_path} {'is missing' if left is None else 'ends after round 0'}"
+    for words in (("report", str(run.path)), ("export", str(run.path), str(run.path / "model"))):
+        assert said(capsys, *words).startswith(f"discreet: {lost}, and 1 rounds are done")
+    assert main(["status", str(run.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("round      1 of 1, ") for line in lines)
+    assert any(line.startswith(f"fault      {lost}") for line in lines)
+    assert not any("0 asked" in line for line in lines)
+    run.checkpoint_path.unlink()
+    assert lost in said(capsys, "report", str(run.path))
+
+
+def test_a_run_that_has_lost_its_ledger_is_not_advised_to_make_a_new_one(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.ledger_path.unlink()
+    resumed = ("simulate", "resume=true", f"output_dir={run.path}", "rounds=2")
+    for words in (("status", str(run.path)), resumed):
+        refused = said(capsys, *words)
+        assert f"{run.ledger_path} is missing: put this run's ledger back" in refused
+        assert "create" not in refused
+    exported = said(capsys, "export", str(run.path), str(run.path.with_name("model")))
+    assert "create" not in exported
+    run.metrics_path.unlink()
+    assert f"{run.ledger_path} is missing" in said(capsys, "status", str(run.path))
+
+
+def test_a_folder_that_is_no_run_is_named_as_it_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = said(capsys, "status", str(tmp_path))
+    assert refused == f"discreet: {tmp_path} does not contain a run: {CONFIG} is missing\n"
+
+
+def test_a_damaged_status_is_not_that_of_a_run_that_has_not_started(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.path / STATUS).write_text("null")
+    assert main(["status", str(run.path)]) == 0
+    said = capsys.readouterr().out
+    assert "state      not known: status.json is missing or damaged\nround      1 of 1\n" in said
+
+
 @pytest.mark.parametrize("updated", ["", "yesterday", "2026-11-27T07:00:00"])
 def test_a_status_with_strange_values_is_none(run: RunFolder, updated: str) -> None:
     status = json.loads((run.path / STATUS).read_text())

@@ -28,7 +28,7 @@ def strategy_of(context: Context) -> Strategy:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Trains, and evaluates each round's model."""
+    """Trains, and rates each round's model on the table `test`, if there is one."""
     run = context.run_config
 
     def rated(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -40,5 +40,8 @@ def main(grid: Grid, context: Context) -> None:
 
     first = ArrayRecord(task.Net(int(run["features"])).state_dict())
     strategy_of(context).start(
-        grid=grid, initial_arrays=first, num_rounds=int(run["num-server-rounds"]), evaluate_fn=rated
+        grid=grid,
+        initial_arrays=first,
+        num_rounds=int(run["num-server-rounds"]),
+        evaluate_fn=rated if run["test"] else None,
     )
