@@ -23,7 +23,6 @@ from torch.overrides import handle_torch_function, has_torch_function
 from discreet.layers.alone import Alone, Rule
 from discreet.layers.dropping import dropped
 from discreet.layers.lanes import is_lane, parted
-from discreet.layers.lstm_steps import LSTMSteps
 from discreet.layers.terms import Term, product_terms
 
 State = tuple[Tensor, ...]  # hidden state, and for an LSTM the cell state
@@ -174,6 +173,8 @@ def _unrolled(
 
 def _lstm_steps(weights: _Weights, gates: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
     """`_unrolled` for an LSTM without a projection, whose types are all the same."""
+    from discreet.layers.lstm_steps import LSTMSteps  # few models have one
+
     if weights.backwards:
         gates = gates.flip(1)
     apply: Any = LSTMSteps.apply

@@ -276,6 +276,7 @@ def release_step(
     import torch
 
     from discreet.models.models import flatten_parameters, masks_from, to_train
+    from discreet.per_example.apart import memory_for
     from discreet.per_example.per_example import l1_clipped_gradient_sum
     from discreet.training.failing_units import GradientOfUnit, clipped_total, rows_of
 
@@ -294,7 +295,8 @@ def release_step(
         )
         return total
 
-    each = GradientOfUnit(model, loss, clip_norm, order=1)
+    memory = memory_for(model, loss)
+    each = GradientOfUnit(model, loss, clip_norm, order=1, memory=memory)
     with masks_from(source, model):
         total = clipped_total(together, each, rows_of(inputs, targets), failing=training.failing)
     step = -learning_rate * total / len(examples)

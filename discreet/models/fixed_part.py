@@ -17,6 +17,7 @@ import re
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -30,7 +31,6 @@ from torch.utils._pytree import tree_flatten
 
 from discreet.data.examples import Examples
 from discreet.models.models import MISTAKES, bytes_of, dropout_layers, frozen_digest, to_train
-from discreet.models.rows_apart import rows_apart
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import trainable
 from discreet.per_example.perceptron import unchanged
@@ -102,6 +102,8 @@ def _tried(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
 
 def _try(model: nn.Module, fixed: nn.Module, learned: nn.Module, some: Tensor) -> None:
     """Raises ValueError with the reason if the parts are not the model on some examples."""
+    from discreet.models.rows_apart import rows_apart
+
     with torch.enable_grad():
         rows = fixed(some)
     if not isinstance(rows, Tensor) or rows.dtype != torch.float32 or len(rows) != len(some):
@@ -213,7 +215,7 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
     done = 0
     said = time.monotonic()
     for part in torch.split(inputs, batch_size):
-        rows = rows_apart(fixed, part.to(device)).cpu()
+        rows = _features(fixed, part.to(device)).cpu()
         if table is None:
             table = _table((len(inputs), *rows.shape[1:]), unfinished)
         table[done : done + len(rows)] = rows
@@ -225,6 +227,27 @@ def _computed(fixed: nn.Module, inputs: Tensor, key: str, batch_size: int) -> Te
         unfinished.rename(kept)
     assert table is not None
     return table
+
+
+def _features(fixed: nn.Module, inputs: Tensor) -> Tensor:
+    """The features of examples, (n, ...); NaN for one that has none, which then counts as lost."""
+    from discreet.models.rows_apart import rows_apart
+
+    try:
+        return rows_apart(fixed, inputs, keeps=True)
+    except Exception as error:  # noqa: BLE001 - of a model that a site may have written
+        logger.error("features can't be computed together: %s", error)
+    found = list[Tensor | None]()
+    for row in torch.split(inputs, 1):
+        with suppress(Exception):
+            found.append(rows_apart(fixed, row, keeps=True))
+            continue
+        found.append(None)
+    known = [each for each in found if each is not None]
+    if not known:
+        raise ValueError("no example has features")
+    lost = torch.full_like(known[0], torch.nan)
+    return torch.cat([lost if each is None else each for each in found])
 
 
 def _table(shape: tuple[int, ...], path: Path | None) -> Tensor:

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 from torch import Tensor, nn
 
-from discreet.layers.alone import Alone
+from discreet.layers.alone import Alone as Watch
 from discreet.layers.branches import AnswersDiffer
-from discreet.layers.draws import own_draws
+from discreet.layers.draws import Draws, drawn_from, own_draws
 from discreet.layers.layer_rules import RULES
 from discreet.layers.refusals import Unserved
-from discreet.models.models import outputs_of
+from discreet.models.models import BATCH, outputs_of
 from discreet.per_example.any_model import OfMany
-from discreet.per_example.attributes import own_copy, put_back
+from discreet.per_example.apart import apart
+from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import filled
 from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
+from discreet.privacy.randomness import RandomSource
+
+Alone = Callable[[nn.Module], AbstractContextManager[nn.Module]]
 
 
-def outputs_apart(model: nn.Module, inputs: Tensor) -> Tensor:
+def outputs_apart(
+    model: nn.Module, inputs: Tensor, first: int = 0, *, source: RandomSource
+) -> Tensor:
     """`outputs_of` a model, (n, k), where row i depends on row i of inputs (n, ...) alone. Nothing
-    of a row stays in the model.
+    of a row stays in the model. What a forward draws follows from `source` and the number of the
+    row, from `first` on.
 
     Raises:
       ValueError: the forward changes its parameters or buffers. Any error of the forward.
     """
-    return outputs_of(model, inputs, forward=partial(rows_apart, model, keeps=True))
+    key = source.child("rating").words(4).tobytes()
+    numbers = iter(torch.split(torch.arange(first, first + len(inputs)), BATCH))
+
+    def forward(part: Tensor) -> Tensor:
+        with drawn_from(key, next(numbers)):
+            return rows_apart(model, part, keeps=True)
+
+    return outputs_of(model, inputs, forward=forward)
 
 
 @torch.no_grad()
@@ -36,38 +50,45 @@ def rows_apart(layer: nn.Module, inputs: Tensor, *, keeps: bool = False) -> Tens
     rows run side by side, in groups that take the same branches, or else one after the other.
 
     Args:
-      keeps: the layer may keep something of a pass, so that each pass has a copy of it.
+      keeps: the layer may leave something of a pass somewhere, which is undone after it.
 
     Raises:
       ValueError: the forward changes its parameters or buffers.
     """
     if not len(inputs):
         return layer(inputs)  # type: ignore[no-any-return]
+    with own_draws(len(inputs), inputs.device) as draws:
+        return _apart(layer, inputs, draws, apart if keeps else nullcontext)
+
+
+def _apart(layer: nn.Module, inputs: Tensor, draws: Draws, alone: Alone) -> Tensor:
+    """See `rows_apart`. `alone`: gives a pass the layer."""
     try:
-        return _side_by_side(own_copy(layer) if keeps else layer, inputs)
+        with alone(layer) as own:
+            return _side_by_side(own, inputs, draws)
     except AnswersDiffer as split:
         with suppress(Unserved):
             groups = split.groups(len(inputs))
-            parts = [rows_apart(layer, inputs[places], keeps=keeps) for places in groups]
+            parts = [_apart(layer, inputs[places], draws.of(places), alone) for places in groups]
             return torch.cat(parts)[torch.cat(groups).argsort()]
     except Unserved:
         pass
     found = []
-    for one in torch.split(inputs, 1):
-        own = own_copy(layer) if keeps else layer
-        with OfMany():
-            found.append(own(one))
+    for place in draws.seeded():
+        drawn = draws.of(torch.tensor([place]))
+        with alone(layer) as own, OfMany(1, drawn):
+            found.append(own(inputs[place : place + 1]))
     return torch.cat(found)
 
 
-def _side_by_side(layer: nn.Module, inputs: Tensor) -> Tensor:
+def _side_by_side(layer: nn.Module, inputs: Tensor, draws: Draws) -> Tensor:
     """The outputs of all rows, (n, ...). AnswersDiffer, Unserved: they can't run side by side."""
     count = len(inputs)
     rows = max(count, FEWEST)
     modules = list(layer.modules())
-    alone = Alone({}, rows, modules, rules=RULES)
-    with put_back(modules), own_draws(count, inputs.device) as draws:
-        alone.draws = draws.filled(rows)
-        found = side_by_side(alone, layer, as_batches_of_one(filled(inputs, rows)))
-    alone.check()
+    watch = Watch({}, rows, modules, rules=RULES)
+    with put_back(modules):
+        watch.draws = draws.filled(rows)
+        found = side_by_side(watch, layer, as_batches_of_one(filled(inputs, rows)))
+    watch.check()
     return found.detach().squeeze(1)[:count]  # type: ignore[no-any-return]

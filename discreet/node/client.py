@@ -15,13 +15,12 @@ from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.client_noise import release_update
 from discreet.models.fixed_part import behind_fixed
 from discreet.models.models import frozen_digest, load_parameters, outputs_of
-from discreet.models.rows_apart import outputs_apart
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one, check_steps
 from discreet.node.policy import ClientPolicy
 from discreet.node.time_limit import done_on_data
 from discreet.node.work import Work
-from discreet.per_example.attributes import own_copy
+from discreet.per_example.apart import apart
 from discreet.per_example.objective import trainable
 from discreet.privacy.clipping import clip_updates
 from discreet.privacy.private import Private
@@ -41,7 +40,8 @@ if TYPE_CHECKING:
     from discreet.queries.query import Query
 
 
-Outputs = Callable[[nn.Module, Tensor], Tensor]  # of a model for inputs
+# The outputs of a model for inputs, the first of which has this number.
+Outputs = Callable[[nn.Module, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -233,7 +233,11 @@ class Client:
             )
         query = work.query(self.shape)
         noise = work.terms.own_noise
-        outputs = outputs_of_a_copy if noise is None else outputs_apart
+        outputs: Outputs = outputs_of_a_copy
+        if noise is not None:
+            from discreet.models.rows_apart import outputs_apart
+
+            outputs = partial(outputs_apart, source=self.source)
         rated = partial(self._rated, query, params, self.held_out, outputs=outputs)
         answer = self._told(work, query, rated)
         if noise is not None:
@@ -257,18 +261,19 @@ class Client:
         model, examples = behind_fixed(self.model, held_out)
         load_parameters(model, params)
         try:
-            return query.answer(outputs(model, examples.inputs), examples.targets)
+            return query.answer(outputs(model, examples.inputs, 0), examples.targets)
         except Exception as error:  # noqa: BLE001
             say_once("examples can't be rated together", error)
         total = torch.zeros(query.length, dtype=torch.float64)
-        for inputs, targets in rows_of(examples.inputs, examples.targets):
+        for place, (inputs, targets) in enumerate(rows_of(examples.inputs, examples.targets)):
             try:
-                total += query.answer(outputs(model, inputs), targets)
+                total += query.answer(outputs(model, inputs, place), targets)
             except Exception as error:  # noqa: BLE001
                 say_once("an example can't be rated and counts as zero", error)
         return total / len(examples)
 
 
-def outputs_of_a_copy(model: nn.Module, inputs: Tensor) -> Tensor:
+def outputs_of_a_copy(model: nn.Module, inputs: Tensor, _: int = 0) -> Tensor:
     """`outputs_of`, which leaves nothing in the model."""
-    return outputs_of(own_copy(model), inputs)
+    with apart(model) as own:
+        return outputs_of(own, inputs)

@@ -100,7 +100,10 @@ def built_terms(
 
     `reason`: why the examples can't run side by side.
     """
+    from discreet.per_example.left_outside import memory_of  # few loops need it
+
     found = []
+    memory = memory_of(objective)
     for place in draws.seeded():
         one = slice(place, place + 1)
         own = draws.of(torch.tensor([place]))
@@ -112,6 +115,8 @@ def built_terms(
             raise ValueError(
                 f"the model can't be called with one example alone: {error}"
             ) from error
+        finally:
+            memory.restore()
     _tell(objective.model, reason)
     return [
         Rows(slot, torch.stack(rows).detach().to(objective.dtype))

@@ -202,27 +202,18 @@ _held = object()
 @contextmanager
 def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
     """A context in which a forward may change the attributes of its modules and of their objects,
-    and what `outside_put_back` covers; at the end they are restored."""
+    and in global names the entries of lists, dictionaries and sets, and the attributes of objects;
+    at the end they are restored."""
     modules = tuple(modules)
     before = Attributes(modules)
-    with outside_put_back(modules):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                before.put_back()
-
-
-@contextmanager
-def outside_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which a forward may change the entries of lists, dictionaries and sets in global
-    names, and the attributes of objects there; at the end they are restored."""
     outside = _globals_of(modules)
     try:
         yield
     finally:
         for held, copy in outside:
             _write_back(held, copy)
+        with torch.no_grad():
+            before.put_back()
 
 
 def own_copy(model: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from copy import copy
@@ -51,7 +51,7 @@ _LIBRARIES |= {"torch", "numpy", "discreet"}
 def nothing_left(trial: Trial) -> Iterator[None]:
     """A context in which a trial runs. What its passes left is undone at the end, and must not
     depend on their examples, as `check_nothing_left` says."""
-    memory = _Memory(trial.objective)
+    memory = memory_of(trial.objective)
     try:
         yield
     finally:
@@ -63,10 +63,15 @@ def nothing_left(trial: Trial) -> Iterator[None]:
 def check_nothing_left(trial: Trial) -> None:
     """Raises ValueError if passes with other examples leave something else; the message says where.
     All that they leave is undone."""
-    _compare(trial, _Memory(trial.objective))
+    _compare(trial, memory_of(trial.objective))
 
 
-def _compare(trial: Trial, memory: _Memory) -> None:
+def memory_of(objective: Objective) -> Memory:
+    """What model and loss can write to."""
+    return Memory(objective.kept, objective.loss, of_model=objective.modules)
+
+
+def _compare(trial: Trial, memory: Memory) -> None:
     found = []
     for seed in (0, 0, 1):
         is_run = _pass(trial, seed)
@@ -113,28 +118,37 @@ class _Place:
     before: Any
 
 
-class _Memory:
-    """What the functions of a model and of a loss can reach and write to, as it is now."""
+class Memory:
+    """What the functions of a model, a loss or a metric can reach and write to, as it is now."""
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        function: Any = None,
+        *,
+        of_model: Iterable[nn.Module] | None = None,
+    ) -> None:
+        """`function`: a loss or a metric. `of_model`: those of `modules` whose buffers have another
+        keeper; by default all."""
+        modules = tuple(modules)
         self._places = list[_Place]()
         # Modules and parameters, which have keepers of their own.
         self._kept = {
-            id(each) for module in objective.kept for each in (module, *module._parameters.values())
+            id(each) for module in modules for each in (module, *module._parameters.values())
         }
         self._numbers = 0  # in its tensors and arrays
         self._seen = dict[int, Any]()  # holds the objects, so that no others have their identities
         # Those of the model must not change in a pass anyway.
-        of_model = {id(module) for module in objective.modules}
-        self._walk("the loss", objective.loss, 0)
-        for module in objective.kept:
+        elsewhere = {id(module) for module in (modules if of_model is None else of_model)}
+        self._walk("the loss", function, 0)
+        for module in modules:
             name = type(module).__name__
             for key, value in module.__dict__.items():
                 if key not in OF_MODULES:
                     self._walk(f"{name}.{key}", value, 0)
             for key, value in (*module._parameters.items(), *module._buffers.items()):
                 self._hold_attributes(f"{name}.{key}", value)
-            if id(module) not in of_model:
+            if id(module) not in elsewhere:
                 for key, value in module._buffers.items():
                     self._walk(f"{name}.{key}", value, 0)
             for key in HOOKS:

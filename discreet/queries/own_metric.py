@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from discreet.models.models import MISTAKES, own_builder
+from discreet.per_example.left_outside import Memory
 from discreet.queries.answers import Answer
 
 SETTING = "evaluation.metrics"
@@ -23,6 +24,7 @@ def own_metric(name: str) -> Answer:
     outputs and targets of one example at a time, each with a first dimension of 1, so that no other
     example moves its value, which is clamped to 0..1; NaN, and an error, count as 0."""
     function = cast("Callable[[Tensor, Tensor], Any]", own_builder(name, setting=SETTING))
+    memory = Memory((), function)
 
     def value(output: Tensor, target: Tensor) -> float:
         try:
@@ -30,6 +32,7 @@ def own_metric(name: str) -> Answer:
         except MISTAKES as error:
             logger.warning("%s: %s failed: %s", SETTING, name, error)
             found = math.nan
+        memory.restore()  # what it keeps of an example reaches no other
         return 0.0 if math.isnan(found) else min(1.0, max(0.0, found))
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:

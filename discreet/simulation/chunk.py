@@ -23,6 +23,7 @@ from torch import Tensor
 
 from discreet.data.examples import Examples
 from discreet.data.partition import ClientExamples, Numbers, held_out_rows
+from discreet.per_example.apart import Snapshot, memory_for
 from discreet.per_example.trial import exact_products
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.private import Private
@@ -388,23 +389,37 @@ class Chunk(Private):
         """`local_update` for many clients: the change of the parameters of each, (k, num_params),
         float32, not clipped. `start` (num_params,) is on the device of the data."""
         start = start.to(torch.float32)
-        settings = self.settings[0]
         sizes = self.table.sizes.tolist()
-        clients = self
         if isinstance(self.model, MappedModel) and not self.model.together:
             alone = partial(local_update, self.model.model, start)
             each = enumerate(self.settings)
             return torch.stack(
                 [alone(self.examples(n), settings=how, source=self.draws.of(n)) for n, how in each]
             )
-        if isinstance(self.model, MappedModel):
-            clients = replace(self, model=self.model.drawing(map(self.draws.of, range(len(sizes)))))
+        if not isinstance(self.model, MappedModel):
+            return self._updates(start)
+        before = Snapshot(self.model.model, memory_for(self.model.model))
+        drawing = self.model.drawing(map(self.draws.of, range(len(sizes))))
+        try:
+            found = replace(self, model=drawing)._updates(start)
+        finally:
+            is_changed = before.restore()
+        if is_changed:
+            raise ValueError(
+                "the model's forward keeps something of a pass, which would reach other clients"
+            )
+        return found
+
+    def _updates(self, start: Tensor) -> Tensor:
+        """`updates` of clients that are trained together."""
+        settings = self.settings[0]
+        sizes = self.table.sizes.tolist()
         params = self.model.layout.copies(start, len(sizes))
         if settings.example:
             with exact_products(start.device):
-                dp_sgd(clients, params, sizes, settings)
+                dp_sgd(self, params, sizes, settings)
         else:
-            sgd(clients, params, sizes, settings)
+            sgd(self, params, sizes, settings)
         return self.model.layout.change(params, start)
 
     @torch.no_grad()

@@ -187,24 +187,28 @@ class Engine:
         targets = self.data.targets[rows].cpu()
         sizes = [len(numbers) for numbers in held]
         own = release.own
-        outputs = self._outputs(rated, torch.split(rows, sizes), apart=own is not None)
+        sources = self._sources(work) if own is not None else []
+        outputs = self._outputs(rated, torch.split(rows, sizes), sources)
         pairs = zip(outputs, torch.split(targets, sizes), strict=True)
         answers = [query.answer(*pair) for pair in pairs]
         if own is not None:
-            drawn = zip(answers, sizes, self._sources(work), strict=True)
+            drawn = zip(answers, sizes, sources, strict=True)
             answers = [own.noised(answer, size, source) for answer, size, source in drawn]
         return torch.stack(answers).to(torch.float32)
 
     def _outputs(
-        self, rated: nn.Module, rows: Sequence[Tensor], *, apart: bool
+        self, rated: nn.Module, rows: Sequence[Tensor], sources: Sequence[RandomSource]
     ) -> Sequence[Tensor]:
-        """The outputs of a model for each client's `rows`, each (m, k). `apart`: those of a row
-        follow from it alone."""
+        """The outputs of a model for each client's `rows`, each (m, k). With the clients' `sources`
+        those of a row follow from it alone."""
         if isinstance(self.model, LayerSequence):  # its layers read each row alone
             outputs = outputs_of(rated, self.data.read(torch.cat(list(rows))))
             return torch.split(outputs, list(map(len, rows)))
-        of_client = outputs_apart if apart else outputs_of_a_copy
-        return [of_client(rated, self.data.read(each)) for each in rows]
+        inputs = map(self.data.read, rows)
+        if not sources:
+            return [outputs_of_a_copy(rated, each) for each in inputs]
+        pairs = zip(inputs, sources, strict=True)
+        return [outputs_apart(rated, each, source=source) for each, source in pairs]
 
     def _trained(self, params: Tensor, work: _ChunkWork) -> Tensor:
         """The updates of the clients, (k, num_params)."""

@@ -11,13 +11,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from discreet.layers.draws import own_draws
+from discreet.per_example.apart import Snapshot
 from discreet.per_example.attributes import own_copy
 from discreet.per_example.objective import Loss, trainable
 from discreet.privacy.clipping import clip_by_norm
+
+if TYPE_CHECKING:
+    from discreet.per_example.left_outside import Memory
 
 logger = logging.getLogger("discreet.client")
 
@@ -47,12 +53,14 @@ class GradientOfUnit:
     Attributes:
       loss: the mean over the unit's rows is differentiated.
       clip_norm, order: the largest L2 (2) or L1 (1) norm of the gradient.
+      memory: `memory_for` the model and the loss.
     """
 
     model: nn.Module
     loss: Loss
     clip_norm: float
     order: int = 2
+    memory: Memory | None = None
 
     def zero(self) -> Tensor:
         """The gradient of a unit that gives none, (num_params,)."""
@@ -71,26 +79,13 @@ class GradientOfUnit:
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
         model = own_copy(self.model)
-        with torch.enable_grad():
+        with torch.enable_grad(), own_draws(1, inputs.device) as draws:
+            next(draws.seeded())
             loss = self.loss(model(inputs), targets).mean()
             gradients = torch.autograd.grad(
                 loss, trainable(model), allow_unused=True, materialize_grads=True
             )
         return torch.cat([each.reshape(-1) for each in gradients])
-
-
-class Snapshot:
-    """The parameters and buffers of a model. What a failed pass writes must not be seen by another
-    unit."""
-
-    def __init__(self, model: nn.Module) -> None:
-        held = [*model.parameters(), *model.buffers()]
-        self._held = [(value, value.detach().clone()) for value in held]
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        for value, kept in self._held:
-            value.copy_(kept)
 
 
 def clipped_total(
@@ -111,15 +106,16 @@ def clipped_total(
         return each.zero()
     if failing == RAISES:
         return together()
-    before = Snapshot(each.model)
+    before = Snapshot(each.model, each.memory)
     try:
         return together()
     except Exception as error:  # noqa: BLE001 - of a model or loss that a site may have written
         say_once("the units of a step can't be computed together", error)
-        before.put_back()
+        before.restore()
         total = each.zero()
         for unit in units:
             total += each.of(unit)
+            before.restore()
         return total
 
 
@@ -134,7 +130,7 @@ def gradient_or_none(
         if failing == RAISES:
             raise
         say_once(NO_GRADIENT, error)
-        before.put_back()
+        before.restore()
         return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from discreet.accounting.events import poisson_round_event
 from discreet.layers.draws import identified
 from discreet.models.models import flatten_parameters, load_parameters, masks_from, to_train
-from discreet.per_example.attributes import outside_put_back, own_copy, rebound
+from discreet.per_example.apart import apart, memory_for
+from discreet.per_example.attributes import rebound
 from discreet.per_example.objective import Loss, trainable
 from discreet.per_example.per_example import check_finite
 from discreet.privacy.mechanisms import Gaussian
@@ -42,6 +43,8 @@ from discreet.training.units import Drawn, Held, Units, units_of
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
+    from discreet.per_example.left_outside import Memory
 
 
 @dataclass(frozen=True)
@@ -369,30 +372,25 @@ def local_update(
     noised and paid for.
     """
     start = params.to(torch.float32)
-    # What a forward leaves must not reach the next client of this process. A step of DP-SGD refuses
-    # it.
-    if settings.example is None:
-        model = own_copy(model)
-    client = OneClient(model, examples, settings, source)
-    silent = settings.failing == NOISE_ALONE and settings.example is None
-    if silent or steps_of(len(client.units), settings) == 0:
+    if settings.failing == NOISE_ALONE and settings.example is None:
         return torch.zeros_like(start)
-    load_parameters(model, start)
-    to_train(model)
-    # Views of the model's own parameters: the loops update them, and so the model, in place.
-    rows = [parameter.detach().unsqueeze(0) for parameter in trainable(model)]
-    interrupted = settings.failing == COUNTS_AS_ZERO
-    with (
-        rebound(model.modules()),
-        outside_put_back(model.modules()),
-        suppress(*[TimeIsUp] * interrupted),
-        masks_from(source, model),
-    ):
-        if settings.example:
-            dp_sgd(client, rows, [len(client.units)], settings)
-        else:
-            sgd(client, rows, [len(examples)], settings)
-    return flatten_parameters(model) - start
+    # What a forward leaves must not reach the next client of this process. A step of DP-SGD has
+    # that undone.
+    with nullcontext(model) if settings.example else apart(model) as own:
+        client = OneClient(own, examples, settings, source)
+        if steps_of(len(client.units), settings) == 0:
+            return torch.zeros_like(start)
+        load_parameters(own, start)
+        to_train(own)
+        # Views of the model's own parameters: the loops update them, and so the model, in place.
+        rows = [parameter.detach().unsqueeze(0) for parameter in trainable(own)]
+        interrupted = settings.failing == COUNTS_AS_ZERO
+        with rebound(own.modules()), suppress(*[TimeIsUp] * interrupted), masks_from(source, own):
+            if settings.example:
+                dp_sgd(client, rows, [len(client.units)], settings)
+            else:
+                sgd(client, rows, [len(examples)], settings)
+        return flatten_parameters(own) - start
 
 
 @dataclass(frozen=True, eq=False)
@@ -410,6 +408,11 @@ class OneClient:
         """The units of DP-SGD."""
         example = self.settings.example
         return units_of(self.examples, example.rows_per_owner if example else None)
+
+    @cached_property
+    def memory(self) -> Memory | None:
+        """What model and loss can write to."""
+        return memory_for(self.model, self.settings.loss)
 
     def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         order = epoch_order(self.source, epoch, len(self.examples))
@@ -447,7 +450,8 @@ class OneClient:
                 say_once("a step is noise alone", error)
             return total
 
-        each = GradientOfUnit(self.model, loss, clip_norm)
+        memory = self.memory if self.settings.failing == COUNTS_AS_ZERO else None
+        each = GradientOfUnit(self.model, loss, clip_norm, memory=memory)
         total = clipped_total(together, each, units.each(batch), failing=self.settings.failing)
         return total.unsqueeze(0)
 

@@ -415,15 +415,15 @@ def test_what_a_forward_leaves_on_a_parameter_is_refused() -> None:
 class WarmUp:
     """It begins to keep a mean when it is told an epoch, or after some calls."""
 
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.kept = SimpleNamespace(calls=0, mean=0.0)
+    def __init__(self, mean: Callable[[Tensor], Any] = float) -> None:
+        self.epoch, self.mean = 0, mean
+        self.kept = SimpleNamespace(calls=0, mean=None)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         losses = functional.cross_entropy(outputs, targets, reduction="none")
         self.kept.calls += 1
         if self.epoch > 0 or self.kept.calls > 100:
-            self.kept.mean += float(losses.detach().mean())
+            self.kept.mean = self.mean(losses.detach().mean())
         return losses
 
 
@@ -437,7 +437,7 @@ def test_what_a_loss_keeps_from_an_epoch_on_is_refused_at_its_first_step() -> No
 
 
 def test_what_a_loss_keeps_after_some_sums_is_refused_before_as_many_more() -> None:
-    loss, model = WarmUp(), nn.Linear(6, 3)
+    loss, model = WarmUp(Tensor.clone), nn.Linear(6, 3)
     begun = None
     refused = ""
     for done in range(1, 200):
@@ -446,11 +446,19 @@ def test_what_a_loss_keeps_after_some_sums_is_refused_before_as_many_more() -> N
         except ValueError as error:
             refused = str(error)
             break
-        if begun is None and loss.kept.mean:
+        if begun is None and loss.kept.mean is not None:
             begun = done
     assert "leaves something of its examples in the loss" in refused
     assert begun is not None
     assert begun < done <= 2 * begun
+
+
+def test_what_a_loss_keeps_in_a_loop_over_examples_is_undone() -> None:
+    loss, model = WarmUp(), nn.Linear(6, 3)  # a number, which no example beside others gives
+    for _ in range(120):
+        clipped(model, loss)
+    assert loss.kept.calls > 100
+    assert loss.kept.mean is None
 
 
 def test_a_buffer_of_a_loss_is_a_place_too() -> None:

@@ -1,0 +1,193 @@
+"""What one example makes a model or a metric of one's own keep, wherever it keeps it, reaches no
+other example: in steps of DP-SGD, in ratings, and where examples can't be computed together."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from discreet.data.examples import Examples
+from discreet.node.work import work_of
+from discreet.privacy.randomness import RandomSource
+from discreet.protocol.messages import Assignment, TrainReply
+from tests.node.clients import client, examples, linear, params_of
+from tests.node.test_noised_answers import RATE, ask, rating_client
+from tests.replay import Replay, replay
+
+SHARED = SimpleNamespace(seen=False)
+LARGE = torch.tensor([[1e3, 50.0, -1e3, 3.0, 9.0]])
+
+
+class Turning(nn.Linear):
+    """A large example turns the outputs of all that come later."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.begin()
+        with torch.no_grad():
+            self.load_state_dict(linear().state_dict(), strict=False)
+
+    def begin(self) -> None:
+        pass
+
+    def has_seen(self) -> bool:
+        raise NotImplementedError
+
+    def see(self) -> None:
+        raise NotImplementedError
+
+    def is_large(self, inputs: Tensor) -> bool:
+        return bool((inputs > 40).any())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        if self.is_large(inputs):
+            self.see()
+        return -outputs if self.has_seen() else outputs
+
+
+class InAList(Turning):
+    def begin(self) -> None:
+        self.seen = list[int]()
+
+    def has_seen(self) -> bool:
+        return bool(self.seen)
+
+    def see(self) -> None:
+        self.seen.append(1)
+
+
+class InATensor(Turning):
+    def begin(self) -> None:
+        self.seen = torch.zeros(())
+
+    def has_seen(self) -> bool:
+        return bool(self.seen)
+
+    def see(self) -> None:
+        self.seen.fill_(1.0)
+
+
+class InABufferBesideALock(Turning):
+    """No deepcopy makes another one of it."""
+
+    def begin(self) -> None:
+        self.lock = threading.Lock()
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def has_seen(self) -> bool:
+        return bool(self.get_buffer("seen"))
+
+    def see(self) -> None:
+        self.get_buffer("seen").fill_(1.0)
+
+
+class InAGlobalNameByNumpy(Turning):
+    """No watch can follow it."""
+
+    def has_seen(self) -> bool:
+        return SHARED.seen
+
+    def see(self) -> None:
+        SHARED.seen = True
+
+    def is_large(self, inputs: Tensor) -> bool:
+        return bool((inputs.numpy(force=True) > 40).any())
+
+
+class InAClosureByNumpy(InAGlobalNameByNumpy):
+    def begin(self) -> None:
+        seen = list[int]()
+        self.note: Callable[[], None] = lambda: seen.append(1)
+        self.noted: Callable[[], bool] = lambda: bool(seen)
+
+    def has_seen(self) -> bool:
+        return self.noted()
+
+    def see(self) -> None:
+        self.note()
+
+
+class InAGlobalNameBeforeAnError(Turning):
+    def has_seen(self) -> bool:
+        return SHARED.seen
+
+    def see(self) -> None:
+        SHARED.seen = True
+        raise RuntimeError("a large example")
+
+
+KINDS = [
+    InAList,
+    InATensor,
+    InABufferBesideALock,
+    InAGlobalNameByNumpy,
+    InAClosureByNumpy,
+    InAGlobalNameBeforeAnError,
+]
+
+
+def replayed(kind: type[Turning], work: Assignment, folder: Path, *words: str) -> Replay:
+    """A node's answers for examples, one of which is replaced by a large one: twice as far as
+    zero-out."""
+    number, inputs = itertools.count(), examples(24, seed=90).inputs
+    targets = torch.randint(3, (24,), generator=torch.Generator().manual_seed(3))
+
+    def answered(data: Examples, source: RandomSource) -> TrainReply:
+        SHARED.seen = False
+        ledger = folder / f"{next(number)}.db"
+        who = rating_client(data, ledger, source) if work.query else client(data, ledger)
+        who = replace(who, model=kind(), source=source)
+        return who.answer(work_of(ask("example", work, *words)), params_of(linear()))
+
+    other = torch.cat([LARGE, inputs[1:]])
+    return replay(answered, Examples(inputs, targets), Examples(other, targets), sensitivities=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_example_leaves_moves_no_step_of_the_others(
+    kind: type[Turning], tmp_path: Path
+) -> None:
+    found = replayed(kind, Assignment(), tmp_path, "training.batch_size=6", "training.epochs=2")
+    assert found.faults == ()
+    moved = [share for share in found.shares if share > 1e-6]
+    assert len(moved) <= 2  # only in steps that the example is in
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_example_leaves_moves_no_rating_of_the_others(
+    kind: type[Turning], tmp_path: Path
+) -> None:
+    assert replayed(kind, RATE, tmp_path).faults == ()
+
+
+LARGEST = [0.0]
+
+
+def relative(outputs: Tensor, targets: Tensor) -> float:
+    """A metric that is scaled by the largest output so far."""
+    found = float(outputs.abs().max())
+    LARGEST[0] = max(LARGEST[0], found)
+    return found / LARGEST[0]
+
+
+class Plain(Turning):
+    def has_seen(self) -> bool:
+        return False
+
+    def see(self) -> None:
+        pass
+
+
+def test_what_a_metric_keeps_of_an_example_moves_the_value_of_no_other(tmp_path: Path) -> None:
+    LARGEST[0] = 0.0
+    metric = f"evaluation.metrics=[{__name__}:relative]"
+    assert replayed(Plain, RATE, tmp_path, metric).faults == ()
