@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 import torch
 from torch import Tensor, nn
 
-from discreet.layers.alone import Alone as Watch
+from discreet.layers.alone import Alone
 from discreet.layers.branches import AnswersDiffer
 from discreet.layers.draws import Draws, drawn_from, own_draws
 from discreet.layers.layer_rules import RULES
@@ -21,7 +21,8 @@ from discreet.per_example.objective import filled
 from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
 from discreet.privacy.randomness import RandomSource
 
-Alone = Callable[[nn.Module], AbstractContextManager[nn.Module]]
+# A context with a layer for one pass.
+ForAPass = Callable[[nn.Module], AbstractContextManager[nn.Module]]
 
 
 def outputs_apart(
@@ -61,22 +62,23 @@ def rows_apart(layer: nn.Module, inputs: Tensor, *, keeps: bool = False) -> Tens
         return _apart(layer, inputs, draws, apart if keeps else nullcontext)
 
 
-def _apart(layer: nn.Module, inputs: Tensor, draws: Draws, alone: Alone) -> Tensor:
-    """See `rows_apart`. `alone`: gives a pass the layer."""
+def _apart(layer: nn.Module, inputs: Tensor, draws: Draws, for_a_pass: ForAPass) -> Tensor:
+    """See `rows_apart`."""
     try:
-        with alone(layer) as own:
+        with for_a_pass(layer) as own:
             return _side_by_side(own, inputs, draws)
     except AnswersDiffer as split:
         with suppress(Unserved):
             groups = split.groups(len(inputs))
-            parts = [_apart(layer, inputs[places], draws.of(places), alone) for places in groups]
+            of_group = ((inputs[places], draws.of(places)) for places in groups)
+            parts = [_apart(layer, some, drawn, for_a_pass) for some, drawn in of_group]
             return torch.cat(parts)[torch.cat(groups).argsort()]
     except Unserved:
         pass
     found = []
     for place in draws.seeded():
         drawn = draws.of(torch.tensor([place]))
-        with alone(layer) as own, OfMany(1, drawn):
+        with for_a_pass(layer) as own, OfMany(1, drawn):
             found.append(own(inputs[place : place + 1]))
     return torch.cat(found)
 
@@ -86,7 +88,7 @@ def _side_by_side(layer: nn.Module, inputs: Tensor, draws: Draws) -> Tensor:
     count = len(inputs)
     rows = max(count, FEWEST)
     modules = list(layer.modules())
-    watch = Watch({}, rows, modules, rules=RULES)
+    watch = Alone({}, rows, modules, rules=RULES)
     with put_back(modules):
         watch.draws = draws.filled(rows)
         found = side_by_side(watch, layer, as_batches_of_one(filled(inputs, rows)))
