@@ -372,7 +372,7 @@ BY_TEST = {
     # Replies whose kind would follow the data.
     "training/test_failing_units.py::test_a_row_that_fails_counts_as_zero_and_the_others_as_without_it": Fault(
         "what a failed pass wrote into the model is seen by other rows",
-        "training.failing_units:Snapshot.put_back",
+        "per_example.apart:Snapshot.restore",
         always(None),
     ),
     "training/test_failing_units.py::test_each_other_row_is_clipped_to_the_clip_norm": Fault(
@@ -886,8 +886,8 @@ OF_EXAMPLES = (
     ),
     Fault(
         "what a client leaves in the attributes of a model stays there",
-        "training.local_training:rebound",
-        lambda _: lambda modules: nullcontext(),
+        "training.local_training:apart",
+        lambda _: nullcontext,
         "training/test_clients_apart.py::test_what_a_client_leaves_in_the_models_attributes_reaches_no_other",
     ),
     Fault(

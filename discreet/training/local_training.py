@@ -22,7 +22,6 @@ from discreet.accounting.events import poisson_round_event
 from discreet.layers.draws import identified
 from discreet.models.models import flatten_parameters, load_parameters, masks_from, to_train
 from discreet.per_example.apart import apart, memory_for
-from discreet.per_example.attributes import rebound
 from discreet.per_example.objective import Loss, trainable
 from discreet.per_example.per_example import check_finite
 from discreet.privacy.mechanisms import Gaussian
@@ -385,7 +384,7 @@ def local_update(
         # Views of the model's own parameters: the loops update them, and so the model, in place.
         rows = [parameter.detach().unsqueeze(0) for parameter in trainable(own)]
         interrupted = settings.failing == COUNTS_AS_ZERO
-        with rebound(own.modules()), suppress(*[TimeIsUp] * interrupted), masks_from(source, own):
+        with suppress(*[TimeIsUp] * interrupted), masks_from(source, own):
             if settings.example:
                 dp_sgd(client, rows, [len(client.units)], settings)
             else:
