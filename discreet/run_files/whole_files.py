@@ -8,8 +8,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -22,42 +20,6 @@ from discreet.logs import json_ready
 # In a folder that is being filled: what is not complete yet, and what moves up.
 UNFINISHED = ".unfinished"
 FINISHED = ".finished"
-# Ctrl-C, kill, and loss of the terminal
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class EndsLater:
-    """A context, for several files that belong together, in which signals that ask this process to
-    end wait: from `begin` to the end of the block. Elsewhere than in the main thread, where Python
-    runs no handlers, it does nothing."""
-
-    def __init__(self) -> None:
-        self._before: dict[int, Any] = {}  # the handlers, by signal
-        self._asked: list[int] = []
-
-    def __enter__(self) -> None:
-        pass
-
-    def begin(self) -> None:
-        """From now on they wait. A second call in a block changes nothing."""
-        if self._before or threading.current_thread() is not threading.main_thread():
-            return
-        for number in ENDING:
-            handler = signal.getsignal(number)
-            if handler not in (None, signal.SIG_IGN):  # None: it is none of Python's
-                self._before[number] = handler
-                signal.signal(number, self._note)
-
-    def _note(self, number: int, _: object) -> None:
-        self._asked.append(number)
-
-    def __exit__(self, *_: object) -> None:
-        before, self._before = self._before, {}
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        asked, self._asked = self._asked, []
-        for number in asked[:1]:
-            signal.raise_signal(number)
 
 
 def replace_file(path: Path, content: bytes, *, flush: bool = True, mode: int = 0o666) -> None:

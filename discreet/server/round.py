@@ -7,10 +7,12 @@ Source: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1; Andrew et al. 2021 
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from discreet.ledger.budget import ServerBudget
 from discreet.ledger.durable_ledger import Charge, DurableLedger, LedgerPosition
@@ -30,6 +32,9 @@ from discreet.settings.rules import ConfigError
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
     from torch import Tensor
+
+# Ctrl-C, kill, and loss of the terminal
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Clients(Protocol):
@@ -205,3 +210,37 @@ class RunLedger:
         self.at_charge()
         if event is not None:
             self.position = self.ledger.charge([Charge(number, USER, "", event)])
+
+
+class EndsLater:
+    """A context, in which signals that ask this process to
+    end wait: from `begin` to the end of the block. Elsewhere than in the main thread, where Python
+    runs no handlers, it does nothing."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}  # the handlers, by signal
+        self._asked: list[int] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def begin(self) -> None:
+        """From now on they wait. A second call in a block changes nothing."""
+        if self._before or threading.current_thread() is not threading.main_thread():
+            return
+        for number in ENDING:
+            handler = signal.getsignal(number)
+            if handler not in (None, signal.SIG_IGN):  # None: it is none of Python's
+                self._before[number] = handler
+                signal.signal(number, self._note)
+
+    def _note(self, number: int, _: object) -> None:
+        self._asked.append(number)
+
+    def __exit__(self, *_: object) -> None:
+        before, self._before = self._before, {}
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        asked, self._asked = self._asked, []
+        for number in asked[:1]:
+            signal.raise_signal(number)

@@ -25,10 +25,10 @@ from discreet.protocol.messages import RATE
 from discreet.queries.evaluation_result import EvaluationResult
 from discreet.run_files.metrics_table import main_score, round_line
 from discreet.run_files.run_folder import RunStatus, read_status, write_status
-from discreet.run_files.whole_files import EndsLater, write_json
+from discreet.run_files.whole_files import write_json
 from discreet.server.model_ratings import RatingPlan, rating_plan
 from discreet.server.progress import Progress
-from discreet.server.round import RunLedger, one_query, one_round, request_after, stepped
+from discreet.server.round import EndsLater, RunLedger, one_query, one_round, request_after, stepped
 from discreet.server.run_context import RunContext
 from discreet.server.transport import (
     AskedClients,
