@@ -213,9 +213,8 @@ class RunLedger:
 
 
 class EndsLater:
-    """A context, in which signals that ask this process to
-    end wait: from `begin` to the end of the block. Elsewhere than in the main thread, where Python
-    runs no handlers, it does nothing."""
+    """A context in which signals that ask this process to end wait, from `begin` to the end of the
+    block. Elsewhere than in the main thread, where Python runs no handlers, it does nothing."""
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}  # the handlers, by signal
