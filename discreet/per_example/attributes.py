@@ -101,7 +101,7 @@ class Attributes:
                 look = _look(value, copies)
                 if look is not None:
                     self._looks.append((module, name, look))
-                elif entries := _entries_of(value):
+                elif (entries := _entries_of(value)) is not None:
                     objects[id(entries)] = entries
         self._objects = [(entries, entries.copy()) for entries in objects.values()]
 
