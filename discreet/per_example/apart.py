@@ -3,14 +3,15 @@ leaves is undone, so that it reaches no other."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from discreet.per_example.attributes import HOOKS, Attributes, own_copy
+from discreet.per_example.attributes import HOOKS, Attributes
 
 if TYPE_CHECKING:
     from discreet.per_example.left_outside import Memory
@@ -62,7 +63,9 @@ class Snapshot:
 def apart(model: nn.Module) -> Iterator[nn.Module]:
     """A context with a copy of a model for one client or example. What it leaves outside of the
     copy is undone at the end. A model that can't be copied is used itself, and put back."""
-    own = own_copy(model)
+    own = model
+    with suppress(Exception):
+        own = copy.deepcopy(model)
     memory = memory_for(own)
     before = Snapshot(own, memory) if own is model else memory
     try:

@@ -6,10 +6,9 @@ maximum, a queue or a stored mean would carry an example into steps in which it 
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from operator import is_
 from types import FunctionType, ModuleType
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 NUMBERS = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque)
-_NO_OBJECTS = (Tensor, ModuleType, *NUMBERS, *_CONTAINERS)
+_NO_OBJECTS = (Tensor, nn.Module, ModuleType, FunctionType, type, *NUMBERS, *_CONTAINERS)
 _MOST_ENTRIES = 2**12  # of a global container that is restored
 OF_MODULES = frozenset(nn.Module().__dict__)
 _NO_NUMBERS = OF_MODULES - {
@@ -38,7 +37,7 @@ def _items(container: Any) -> list[Any]:
 def _entries_of(value: Any) -> dict[str, Any] | None:
     """The attributes of an object, such as settings; None for modules, tensors, functions and
     classes."""
-    if isinstance(value, _NO_OBJECTS) or callable(value):
+    if isinstance(value, _NO_OBJECTS):
         return None
     entries = getattr(value, "__dict__", None)
     return entries if type(entries) is dict else None
@@ -214,14 +213,6 @@ def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
             _write_back(held, copy)
         with torch.no_grad():
             before.put_back()
-
-
-def own_copy(model: nn.Module) -> nn.Module:
-    """A copy of a model for one client or example, so that nothing of it stays in the model. One
-    that can't be copied is used as it is."""
-    with suppress(Exception):
-        return copy.deepcopy(model)
-    return model
 
 
 @contextmanager

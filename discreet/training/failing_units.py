@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from discreet.layers.draws import own_draws
 from discreet.per_example.apart import Snapshot
-from discreet.per_example.attributes import own_copy
 from discreet.per_example.objective import Loss, trainable
 from discreet.privacy.clipping import clip_by_norm
 
@@ -67,8 +66,8 @@ class GradientOfUnit:
         return torch.cat([torch.zeros_like(each).reshape(-1) for each in trainable(self.model)])
 
     def of(self, unit: Unit) -> Tensor:
-        """The clipped gradient, (num_params,); zero if it can't be computed. The model is a copy
-        for this unit alone, so that nothing of the unit stays in it."""
+        """The clipped gradient, (num_params,); zero if it can't be computed. What the unit leaves in
+        the model is undone by `clipped_total`."""
         try:
             gradient = self._gradient(*unit)
         except Exception as error:  # noqa: BLE001 - of a model or loss that a site may have written
@@ -78,12 +77,11 @@ class GradientOfUnit:
         return clipped[0]
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        model = own_copy(self.model)
         with torch.enable_grad(), own_draws(1, inputs.device) as draws:
             next(draws.seeded())
-            loss = self.loss(model(inputs), targets).mean()
+            loss = self.loss(self.model(inputs), targets).mean()
             gradients = torch.autograd.grad(
-                loss, trainable(model), allow_unused=True, materialize_grads=True
+                loss, trainable(self.model), allow_unused=True, materialize_grads=True
             )
         return torch.cat([each.reshape(-1) for each in gradients])
 
