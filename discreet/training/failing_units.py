@@ -66,8 +66,8 @@ class GradientOfUnit:
         return torch.cat([torch.zeros_like(each).reshape(-1) for each in trainable(self.model)])
 
     def of(self, unit: Unit) -> Tensor:
-        """The clipped gradient, (num_params,); zero if it can't be computed. What the unit leaves in
-        the model is undone by `clipped_total`."""
+        """The clipped gradient, (num_params,); zero if it can't be computed. `clipped_total` undoes
+        what the unit leaves in the model."""
         try:
             gradient = self._gradient(*unit)
         except Exception as error:  # noqa: BLE001 - of a model or loss that a site may have written
