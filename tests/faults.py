@@ -23,6 +23,7 @@ import torch
 from discreet.accounting.events import noise_in
 from discreet.accounting.privacy_ledger import epsilon_of
 from discreet.models.models import outputs_of
+from discreet.per_example.attributes import HOOKS
 from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.chacha import ChaCha
 from discreet.protocol.messages import TrainReply
@@ -898,13 +899,31 @@ OF_EXAMPLES = (
     ),
     Fault(
         "what a forward writes into a global dictionary stays",
-        "per_example.attributes:_globals_of",
-        always([]),
+        "per_example.left_outside:_refill",
+        always(None),
         "per_example/test_first_pass.py::test_what_a_forward_writes_into_a_global_dictionary_does_not_outlast_its_pass",
     ),
     Fault(
+        "what an example registers in a model stays there",
+        "per_example.attributes:_REGISTRIES",
+        lambda _: HOOKS,
+        "node/test_left_by_units.py::test_what_an_example_leaves_moves_no_step_of_the_others",
+    ),
+    Fault(
+        "a gradient that an example leaves on a parameter stays there",
+        "per_example.left_outside:Memory._hold_tensors",
+        always(None),
+        "node/test_left_by_units.py::test_what_an_example_leaves_moves_no_step_of_the_others",
+    ),
+    Fault(
+        "what an example of a shared step leaves in the model stays there",
+        "training.shared_step:Snapshot.restore",
+        always(False),
+        "node/test_left_by_units.py::test_what_an_example_leaves_moves_no_gradient_of_a_shared_step",
+    ),
+    Fault(
         "hooks of a first call pile up",
-        "per_example.attributes:HOOKS",
+        "per_example.attributes:_REGISTRIES",
         lambda _: (),
         "per_example/test_first_pass.py::test_hooks_of_a_first_call_are_put_back_and_do_not_pile_up",
     ),

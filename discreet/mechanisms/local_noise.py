@@ -276,7 +276,7 @@ def release_step(
     import torch
 
     from discreet.models.models import flatten_parameters, masks_from, to_train
-    from discreet.per_example.apart import memory_for
+    from discreet.per_example.own_code import memory_for
     from discreet.per_example.per_example import l1_clipped_gradient_sum
     from discreet.training.failing_units import GradientOfUnit, clipped_total, rows_of
 
@@ -295,7 +295,7 @@ def release_step(
         )
         return total
 
-    memory = memory_for(model, loss)
+    memory = memory_for(model.modules(), loss)
     each = GradientOfUnit(model, loss, clip_norm, order=1, memory=memory)
     with masks_from(source, model):
         total = clipped_total(together, each, rows_of(inputs, targets), failing=training.failing)

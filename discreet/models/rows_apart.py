@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,10 @@ from discreet.layers.layer_rules import RULES
 from discreet.layers.refusals import Unserved
 from discreet.models.models import BATCH, outputs_of
 from discreet.per_example.any_model import OfMany
-from discreet.per_example.apart import apart
+from discreet.per_example.apart import apart, undone
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import filled
+from discreet.per_example.own_code import memory_for
 from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
 from discreet.privacy.randomness import RandomSource
 
@@ -59,7 +60,7 @@ def rows_apart(layer: nn.Module, inputs: Tensor, *, keeps: bool = False) -> Tens
     if not len(inputs):
         return layer(inputs)  # type: ignore[no-any-return]
     with own_draws(len(inputs), inputs.device) as draws:
-        return _apart(layer, inputs, draws, apart if keeps else nullcontext)
+        return _apart(layer, inputs, draws, apart if keeps else undone)
 
 
 def _apart(layer: nn.Module, inputs: Tensor, draws: Draws, for_a_pass: ForAPass) -> Tensor:
@@ -89,7 +90,7 @@ def _side_by_side(layer: nn.Module, inputs: Tensor, draws: Draws) -> Tensor:
     rows = max(count, FEWEST)
     modules = list(layer.modules())
     watch = Alone({}, rows, modules, rules=RULES)
-    with put_back(modules):
+    with put_back(modules, memory_for(modules)):
         watch.draws = draws.filled(rows)
         found = side_by_side(watch, layer, as_batches_of_one(filled(inputs, rows)))
     watch.check()

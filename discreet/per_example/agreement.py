@@ -30,7 +30,7 @@ from discreet.layers.functions import function_of
 from discreet.layers.model_state import tensors_of
 from discreet.layers.refusals import CONFUSED, SCRIPTED, MixesExamples, Unserved, place
 from discreet.per_example.any_model import OfMany, gradient_of, plain_loss
-from discreet.per_example.attributes import numbers_of, put_back
+from discreet.per_example.attributes import numbers_of
 from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.objective import (
     Objective,
@@ -182,7 +182,7 @@ def _mixed(objective: Objective, examples: Tree, together: Tensor, alone: Tensor
 def _valued(objective: Objective, examples: Tree) -> Tensor:
     count = count_of(examples)
     # With gradients, as the forward may take some itself.
-    with torch.enable_grad(), put_back(objective.kept), Undrawn(), OfMany(count):
+    with torch.enable_grad(), objective.put_back(), Undrawn(), OfMany(count):
         outputs = objective.outputs(detached(examples))
         return objective.loss(outputs, objective.zeros(count)).detach()
 
@@ -365,7 +365,7 @@ def _tried_on(
     for at in range(ROWS):
         one = slice(at, at + 1)
         some = rows_of(examples, one)
-        with put_back(objective.kept), Undrawn():
+        with objective.put_back(), Undrawn():
             loss = plain_loss(objective, some, targets[one])
             if values is not None:
                 values.append(loss.detach())
@@ -437,7 +437,7 @@ def _first_difference(objective: Objective, examples: Tree) -> str:
     for some in (slice(None), *(slice(at, at + 1) for at in range(ROWS))):
         given = rows_of(examples, some)
         many = OfMany(count_of(given))
-        with put_back(objective.kept), Undrawn(), many, _Calls() as calls:
+        with objective.put_back(), Undrawn(), many, _Calls() as calls:
             objective.outputs(detached(given))
         every.append(calls.seen)
     for (name, where, together), *others in zip(*every, strict=False):

@@ -28,7 +28,6 @@ from discreet.layers.functions import (
 )
 from discreet.layers.lanes import level, squeezed
 from discreet.layers.terms import Rows, Term
-from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Objective,
@@ -100,23 +99,18 @@ def built_terms(
 
     `reason`: why the examples can't run side by side.
     """
-    from discreet.per_example.left_outside import memory_of  # few loops need it
-
     found = []
-    memory = memory_of(objective)
     for place in draws.seeded():
         one = slice(place, place + 1)
         own = draws.of(torch.tensor([place]))
         try:
-            with put_back(objective.kept):
+            with objective.put_back():
                 example = [rows_of(tree, one) for tree in trees]
                 found.append(plain_gradient(objective, example[0], example[1], own))
         except RuntimeError as error:
             raise ValueError(
                 f"the model can't be called with one example alone: {error}"
             ) from error
-        finally:
-            memory.restore()
     _tell(objective.model, reason)
     return [
         Rows(slot, torch.stack(rows).detach().to(objective.dtype))

@@ -9,54 +9,72 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from discreet.per_example.attributes import HOOKS, Attributes
+from discreet.per_example.attributes import Attributes
+from discreet.per_example.own_code import memory_for
 
 if TYPE_CHECKING:
     from discreet.per_example.left_outside import Memory
 
-_OURS = ("torch", "discreet")  # whose forwards and losses leave nothing outside of the model
+
+class _Kept:
+    """A parameter or a buffer as it is now."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+        self._numbers = value.detach().clone()
+        self._alias = value.data  # its memory, whatever that of `value` becomes
+        self._facts = _facts_of(value)
+
+    def restore(self) -> bool:
+        """Undoes all changes. True if there were some besides those of its numbers."""
+        value = self._value
+        is_changed = _facts_of(value) != self._facts
+        if is_changed:
+            value.data = self._alias
+        value.copy_(self._numbers)
+        return is_changed
 
 
-def memory_for(model: nn.Module, function: Any = None) -> Memory | None:
-    """What the functions of a model, a loss or a metric can write to; None if all are of PyTorch
-    and Discreet."""
-    parts = [*map(type, model.modules()), *([] if function is None else [function])]
-    hooked = any(getattr(module, name, None) for module in model.modules() for name in HOOKS)
-    if not hooked and all(_root(part) in _OURS for part in parts):
-        return None
-    from discreet.per_example.left_outside import Memory
-
-    return Memory(model.modules(), function)
-
-
-def _root(part: Any) -> str:
-    return str(getattr(part, "__module__", "")).partition(".")[0]
+def _facts_of(value: Tensor) -> tuple[Any, ...]:
+    """What a tensor is besides its numbers."""
+    if value.layout != torch.strided:
+        return value.dtype, value.shape
+    return value.dtype, value.shape, value.stride(), value.data_ptr()
 
 
 class Snapshot:
     """A model as it is now, and what `memory`, that of `memory_for`, holds."""
 
     def __init__(self, model: nn.Module, memory: Memory | None) -> None:
-        held = [*model.parameters(), *model.buffers()]
-        self._held = [(value, value.detach().clone()) for value in held]
+        self._tensors = [_Kept(value) for value in (*model.parameters(), *model.buffers())]
         self._attributes = Attributes(model.modules())
         self._memory = memory
 
     @torch.no_grad()
     def restore(self) -> bool:
-        """Undoes all changes. True if there were some besides those of parameters and buffers."""
-        is_changed = bool(self._attributes.moved())
+        """Undoes all changes. True if there were some besides those of numbers in parameters and
+        buffers."""
+        changes = [bool(self._attributes.moved())]
         self._attributes.rebind()
-        is_changed |= self.restore_outside()
-        for value, kept in self._held:
-            value.copy_(kept)
-        return is_changed
+        changes += [each.restore() for each in self._tensors]
+        if self._memory is not None:
+            changes.append(self._memory.restore())
+        return any(changes)
 
-    def restore_outside(self) -> bool:
-        """Undoes the changes of what the memory holds. True if there were some."""
-        return self._memory is not None and self._memory.restore()
+
+@contextmanager
+def undone(model: nn.Module, function: Any = None) -> Iterator[nn.Module]:
+    """A context with a model. What code of one's own in it, or in a loss, leaves anywhere is undone
+    at the end."""
+    memory = memory_for(model.modules(), function)
+    before = None if memory is None else Snapshot(model, memory)
+    try:
+        yield model
+    finally:
+        if before is not None:
+            before.restore()
 
 
 @contextmanager
@@ -66,7 +84,7 @@ def apart(model: nn.Module) -> Iterator[nn.Module]:
     own = model
     with suppress(Exception):
         own = copy.deepcopy(model)
-    memory = memory_for(own)
+    memory = memory_for(own.modules())
     before = Snapshot(own, memory) if own is model else memory
     try:
         yield own

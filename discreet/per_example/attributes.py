@@ -9,38 +9,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from operator import is_
-from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from discreet.layers.model_state import writes
+
+
+class Outside(Protocol):
+    """What lies outside of modules, as it was."""
+
+    def restore(self) -> bool:
+        """Undoes all changes. True if there were some."""
+
+
 NUMBERS = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque)
-_NO_OBJECTS = (Tensor, nn.Module, ModuleType, FunctionType, type, *NUMBERS, *_CONTAINERS)
-_MOST_ENTRIES = 2**12  # of a global container that is restored
 OF_MODULES = frozenset(nn.Module().__dict__)
 _NO_NUMBERS = OF_MODULES - {
     name for name, value in nn.Module().__dict__.items() if type(value) in NUMBERS
 }
 HOOKS = frozenset(name for name in nn.Module().__dict__ if "hooks" in name)
+_REGISTRIES = HOOKS | {"_parameters", "_buffers", "_modules"}
 
 
 def _items(container: Any) -> list[Any]:
     if isinstance(container, dict):
         return [*container.keys(), *container.values()]
     return list(container)
-
-
-def _entries_of(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object, such as settings; None for modules, tensors, functions and
-    classes."""
-    if isinstance(value, _NO_OBJECTS):
-        return None
-    entries = getattr(value, "__dict__", None)
-    return entries if type(entries) is dict else None
 
 
 def _look(value: Any, copies: bool) -> Callable[[], bool] | None:
@@ -74,24 +72,30 @@ def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
 
 
+def _is_unchanged(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    return list(now) == list(before) and all(map(is_, now.values(), before.values()))
+
+
 class Attributes:
-    """A snapshot of the plain attributes of modules. `copies`: with the values of their tensors,
-    which `tensor.data` can change without a trace."""
+    """A snapshot of the plain attributes of modules, and of what is registered there: parameters,
+    buffers, modules and hooks. `copies`: with the values of the attributes' tensors, which
+    `tensor.data` can change without a trace."""
 
     def __init__(self, modules: Iterable[nn.Module], *, copies: bool = False) -> None:
         self._held: list[tuple[nn.Module, dict[str, Any]]] = []
         self._looks: list[tuple[nn.Module, str, Callable[[], bool]]] = []
-        self._hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._no_hooks: list[dict[Any, Any]] = []  # those that were empty
-        objects = dict[int, dict[str, Any]]()
+        self._registries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._empty: list[dict[Any, Any]] = []  # registries
         for module in modules:
             own = dict(module.__dict__)
             self._held.append((module, own))
-            for name in HOOKS & own.keys():
+            for name in _REGISTRIES & own.keys():
+                if not isinstance(own[name], dict):  # of a scripted module
+                    continue
                 if own[name]:
-                    self._hooks.append((own[name], dict(own[name])))
+                    self._registries.append((own[name], dict(own[name])))
                 else:
-                    self._no_hooks.append(own[name])
+                    self._empty.append(own[name])
             if len(own) == len(OF_MODULES):
                 continue
             for name, value in own.items():
@@ -100,79 +104,52 @@ class Attributes:
                 look = _look(value, copies)
                 if look is not None:
                     self._looks.append((module, name, look))
-                elif (entries := _entries_of(value)) is not None:
-                    objects[id(entries)] = entries
-        self._objects = [(entries, entries.copy()) for entries in objects.values()]
 
     def moved(self) -> list[str]:
-        """The names of the attributes that were replaced, added or deleted."""
+        """The names of what was replaced, added or deleted."""
+        pairs = [(module.__dict__, before) for module, before in self._held]
+        pairs += [*self._registries, *((empty, {}) for empty in self._empty)]
         found = set[str]()
-        for module, before in self._held:
-            now = module.__dict__
-            if _are_same(now.values(), before.values()):
+        for now, before in pairs:
+            if _is_unchanged(now, before):
                 continue
             names = now.keys() | before.keys()
             found |= {name for name in names if now.get(name, _held) is not before.get(name, _held)}
-        return sorted(found)
+        return sorted(map(str, found))
 
-    def rebind(self) -> None:
-        """Gives each attribute the object that it had, that object its own attributes, and each
-        module its hooks: a forward may install some at its first call, and note that in an
-        attribute."""
-        for entries, known in self._objects:
-            _write_back(entries, known)
+    def rebind(self) -> list[str]:
+        """Gives each attribute the object that it had, and each module what was registered: a
+        forward may install hooks at its first call, and note that in an attribute. Returns the
+        names of the parameters and buffers that were replaced or deleted."""
+        replaced = []
         for module, before in self._held:
-            if not _are_same(module.__dict__.values(), before.values()):
+            if not _is_unchanged(module.__dict__, before):
                 module.__dict__.clear()
                 module.__dict__.update(before)
-        for hooks, known in self._hooks:
-            if hooks != known:
-                hooks.clear()
-                hooks.update(known)
-        if any(self._no_hooks):
-            for hooks in self._no_hooks:
-                hooks.clear()
+        for registry, known in self._registries:
+            if not _is_unchanged(registry, known):
+                tensors = (name for name, value in known.items() if isinstance(value, Tensor))
+                replaced += [name for name in tensors if registry.get(name) is not known[name]]
+                registry.clear()
+                registry.update(known)
+        if any(self._empty):
+            for registry in self._empty:
+                registry.clear()
+        return replaced
 
     def put_back(self) -> None:
-        """Restores the attributes of each module, and its hooks.
+        """Restores the attributes of each module, and what is registered there.
 
         Raises:
-          ValueError: an object that an attribute holds was written to. That can't be undone.
+          ValueError: a parameter or a buffer was replaced; or an object that an attribute holds was
+            written to, which can't be undone here.
         """
-        self.rebind()
+        replaced = self.rebind()
+        if replaced:
+            raise ValueError(writes(replaced[0]))
         for module, name, look in self._looks:
             if not look():
                 raise ValueError(keeps(f"{type(module).__name__}.{name}"))
-
-
-def _write_back(held: Any, copy: Any) -> None:
-    """Gives a list, dictionary or set the entries of a copy of it."""
-    if not _are_same(_items(held), _items(copy)):
-        held.clear()
-        (held.extend if isinstance(held, list | deque) else held.update)(copy)
-
-
-@lru_cache(maxsize=1024)
-def _names_used(kind: type) -> list[tuple[dict[str, Any], str]]:
-    """The global names in the code of a class's methods, each with the globals that it is in."""
-    if kind.__module__.split(".")[0] in ("torch", "builtins"):
-        return []
-    functions = [each for each in vars(kind).values() if isinstance(each, FunctionType)]
-    return [(each.__globals__, name) for each in functions for name in each.__code__.co_names]
-
-
-def _globals_of(modules: Iterable[nn.Module]) -> list[tuple[Any, Any]]:
-    """The lists, dictionaries and sets in global names that forwards use, and the attributes of
-    objects there, with copies."""
-    found = dict[int, Any]()
-    for kind in {kind for module in modules for kind in type(module).__mro__}:
-        for names, name in _names_used(kind):
-            value: Any = names.get(name)
-            if type(value) not in _CONTAINERS:
-                value = _entries_of(value)
-            if value is not None and len(value) <= _MOST_ENTRIES:
-                found[id(value)] = value
-    return [(value, value.copy()) for value in found.values()]
 
 
 def numbers_of(modules: Iterable[nn.Module]) -> list[object]:
@@ -199,20 +176,19 @@ _held = object()
 
 
 @contextmanager
-def put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which a forward may change the attributes of its modules and of their objects,
-    and in global names the entries of lists, dictionaries and sets, and the attributes of objects;
-    at the end they are restored."""
-    modules = tuple(modules)
+def put_back(modules: Iterable[nn.Module], memory: Outside | None = None) -> Iterator[None]:
+    """A context in which a forward may change the attributes of its modules, and what `memory`
+    holds; at the end they are restored."""
     before = Attributes(modules)
-    outside = _globals_of(modules)
     try:
         yield
     finally:
-        for held, copy in outside:
-            _write_back(held, copy)
-        with torch.no_grad():
-            before.put_back()
+        try:
+            with torch.no_grad():
+                before.put_back()
+        finally:
+            if memory is not None:
+                memory.restore()
 
 
 @contextmanager

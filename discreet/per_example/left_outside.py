@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import Counter, OrderedDict, defaultdict, deque
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from gc import get_referents
 from operator import is_
@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
 from discreet.per_example.attributes import HOOKS, OF_MODULES, rebound
-from discreet.per_example.objective import Objective
 from discreet.per_example.trial import KINDS, Trial, same_chance
 
 _MOST_ENTRIES = 1024  # of a container that is looked into
@@ -36,39 +35,38 @@ _MOST_IN_ALL = 2**25
 _MOST_PLACES = 20_000
 _DEPTH = 8
 _SAID_DEPTH = 3
-# Of these types alone: others may do anything when their entries are read.
-_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+# Of these types and, by the methods of these, of those derived from them: methods of their own may
+# do anything.
+_MAPPINGS = (OrderedDict, dict)
 _SEQUENCES = (list, tuple, deque)
+_SETS = (set,)
+_BYTES = (bytearray, array)
 _OF_CALLS = ("__self__", "__func__", "func", "args", "keywords")  # of methods and partials
+_HOLDING = (dict, list, tuple)
+_CONTAINERS = (*_MAPPINGS, *_SEQUENCES, *_SETS, *_BYTES)
 _CODE = (ModuleType, FunctionType, type)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # What their objects hold is not the model's.
 _LIBRARIES = sys.stdlib_module_names - {"__main__", "types", "collections", "queue", "weakref"}
 _LIBRARIES |= {"torch", "numpy", "discreet"}
+_HOLDERS = ("argparse.Namespace", "threading.Event", "_thread._local")  # of others' values
 
 
 @contextmanager
-def nothing_left(trial: Trial) -> Iterator[None]:
-    """A context in which a trial runs. What its passes left is undone at the end, and must not
-    depend on their examples, as `check_nothing_left` says."""
-    memory = memory_of(trial.objective)
+def nothing_left(trial: Trial) -> Iterator[Trial]:
+    """A context with a trial, all of whose passes are undone.
+
+    Raises:
+      ValueError: passes with other examples leave something else; the message says where.
+    """
+    memory = Memory(trial.objective.modules, trial.objective.loss)
+    own = replace(trial, objective=replace(trial.objective, memory=memory))
     try:
-        yield
+        yield own
     finally:
-        is_changed = memory.restore()
-    if is_changed:
-        _compare(trial, memory)
-
-
-def check_nothing_left(trial: Trial) -> None:
-    """Raises ValueError if passes with other examples leave something else; the message says where.
-    All that they leave is undone."""
-    _compare(trial, memory_of(trial.objective))
-
-
-def memory_of(objective: Objective) -> Memory:
-    """What model and loss can write to."""
-    return Memory(objective.kept, objective.loss, of_model=objective.modules)
+        memory.restore()
+    if memory.changed:
+        _compare(own, memory)
 
 
 def _compare(trial: Trial, memory: Memory) -> None:
@@ -126,35 +124,30 @@ class Memory:
         modules: Iterable[nn.Module],
         function: Any = None,
         *,
-        of_model: Iterable[nn.Module] | None = None,
+        own: Iterable[nn.Module] | None = None,
     ) -> None:
-        """`function`: a loss or a metric. `of_model`: those of `modules` whose buffers have another
-        keeper; by default all."""
+        """`modules`: those of the model, whose attributes and registered tensors have keepers of
+        their own. `function`: a loss or a metric. `own`: the modules whose code is looked at; by
+        default all."""
         modules = tuple(modules)
+        self.changed = dict[str, None]()  # the names of what was undone
         self._places = list[_Place]()
-        # Modules and parameters, which have keepers of their own.
         self._kept = {
             id(each) for module in modules for each in (module, *module._parameters.values())
         }
         self._numbers = 0  # in its tensors and arrays
         self._seen = dict[int, Any]()  # holds the objects, so that no others have their identities
-        # Those of the model must not change in a pass anyway.
-        elsewhere = {id(module) for module in (modules if of_model is None else of_model)}
         self._walk("the loss", function, 0)
-        for module in modules:
+        for module in modules if own is None else own:
             name = type(module).__name__
             for key, value in module.__dict__.items():
                 if key not in OF_MODULES:
-                    self._walk(f"{name}.{key}", value, 0)
-            for key, value in (*module._parameters.items(), *module._buffers.items()):
-                self._hold_attributes(f"{name}.{key}", value)
-            if id(module) not in elsewhere:
-                for key, value in module._buffers.items():
                     self._walk(f"{name}.{key}", value, 0)
             for key in HOOKS:
                 for hook in module.__dict__.get(key, {}).values():
                     self._walk(f"a hook of {name}", hook, 0)
             self._walk(name, type(module), 0)
+        self._hold_tensors(modules)
 
     def said(self) -> list[tuple[str, object]]:
         """The name and the values of each place."""
@@ -165,6 +158,7 @@ class Memory:
         changed = [place for place in self._places if _is_changed(place.read(), place.before)]
         for place in changed:
             place.write(place.before)
+            self.changed[place.name] = None
         return bool(changed)
 
     def _hold(self, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
@@ -181,7 +175,7 @@ class Memory:
         self._seen[id(value)] = value
         if isinstance(value, Tensor | np.ndarray):
             self._hold_numbers(name, value)
-        elif kind in (*_MAPPINGS, *_SEQUENCES, set):
+        elif isinstance(value, (*_MAPPINGS, *_SEQUENCES, *_SETS, *_BYTES)):
             self._walk_container(name, value, depth)
         elif isinstance(value, MethodType | partial):
             for part in _OF_CALLS:
@@ -196,7 +190,7 @@ class Memory:
         elif kind.__module__ == "functools":  # a cache, or an entry of one
             for held in get_referents(value):
                 self._walk(name, held, depth + 1)
-        elif not _is_of_library(kind) and (hasattr(value, "__dict__") or _attributes_of(value)):
+        elif isinstance(value, nn.Module) or _is_holder(kind):
             self._walk_object(name, value, depth)
 
     def _hold_numbers(self, name: str, value: Any) -> None:
@@ -210,17 +204,40 @@ class Memory:
             self._numbers += size
             self._hold(name, lambda: value.detach().clone() if is_tensor else value.copy(), write)
 
-    def _walk_container(self, name: str, value: Any, depth: int) -> None:
-        def write(before: Any) -> None:
-            value.clear()
-            (value.extend if type(value) in _SEQUENCES else value.update)(before)
+    def _hold_tensors(self, modules: tuple[nn.Module, ...]) -> None:
+        """Holds what parameters and buffers have beside their numbers: gradients and attributes."""
+        groups = (group for each in modules for group in (each._parameters, each._buffers))
+        tensors = [value for group in groups for value in group.values() if value is not None]
+        kept = [(*_gradient_of(value), dict(value.__dict__)) for value in tensors]
 
+        def read() -> list[Any]:
+            found = list[Any]()
+            for value in tensors:
+                found += _gradient_of(value)
+                found += value.__dict__.values()
+            return found
+
+        def write(_: object) -> None:
+            for value, (requires_grad, grad, attributes) in zip(tensors, kept, strict=True):
+                if not all(map(is_, _gradient_of(value), (requires_grad, grad))):
+                    value.requires_grad_(requires_grad)
+                    value.grad = grad
+                value.__dict__.clear()
+                value.__dict__.update(attributes)
+
+        self._hold("an attribute of a parameter or a buffer", read, write)
+
+    def _walk_container(self, name: str, value: Any, depth: int) -> None:
+        if type(value) not in _CONTAINERS:
+            self._walk_object(name, value, depth)
+        is_plain = isinstance(value, (*_SETS, *_BYTES))
+        if not is_plain and _base_of(value).__len__(value) <= _MOST_ENTRIES:
+            entries = _entries_of(value)
+            pairs = entries.items() if isinstance(entries, dict) else enumerate(entries)
+            for key, held in pairs:
+                self._walk(f"{name}[{key!r}]", held, depth + 1)
         if not isinstance(value, tuple):
-            self._hold(name, lambda: copy(value), write)
-        if len(value) > _MOST_ENTRIES:
-            return
-        for key, held in value.items() if type(value) in _MAPPINGS else enumerate(value):
-            self._walk(f"{name}[{key!r}]", held, depth + 1)
+            self._hold(name, partial(_entries_of, value), partial(_refill, value))
 
     def _walk_function(self, name: str, function: FunctionType, depth: int) -> None:
         if _is_of_library(function):
@@ -297,9 +314,9 @@ class Memory:
                     self._walk(f"{name}.{key}", value, depth + 1)
 
     def _walk_object(self, name: str, value: Any, depth: int) -> None:
-        self._hold_attributes(name, value)
         for key, held in _attributes_of(value).items():
             self._walk(f"{name}.{key}", held, depth + 1)
+        self._hold_attributes(name, value)  # after the more precise places
         if not isinstance(value, FunctionType):
             self._walk(type(value).__name__, type(value), depth + 1)
 
@@ -311,6 +328,36 @@ class Memory:
                 object.__setattr__(value, key, held)
 
         self._hold(name, partial(_attributes_of, value), write)
+
+
+def _gradient_of(value: Tensor) -> tuple[bool, Tensor | None]:
+    """If a tensor has a gradient, and the one that was added up there."""
+    return value.requires_grad, value.grad if value.is_leaf else None
+
+
+def _base_of(value: Any) -> Any:
+    """The type of a container by which it is read and written."""
+    return next(kind for kind in _CONTAINERS if isinstance(value, kind))
+
+
+def _entries_of(value: Any) -> Any:
+    """The entries of a container, copied."""
+    base = _base_of(value)
+    if base is array:
+        return value[:]
+    if base in _MAPPINGS:
+        return dict(base.items(value))
+    return base(base.__iter__(value))
+
+
+def _refill(value: Any, entries: Any) -> None:
+    """Gives a container these entries."""
+    base = _base_of(value)
+    if base in (list, *_BYTES):
+        base.__setitem__(value, slice(None), entries)
+        return
+    base.clear(value)
+    (deque.extend if base is deque else base.update)(value, entries)
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:
@@ -329,6 +376,10 @@ def _slots_of(kind: type) -> tuple[str, ...]:
         slots = vars(base).get("__slots__", ())
         found += [slots] if isinstance(slots, str) else slots
     return tuple(name for name in found if not name.startswith("__"))
+
+
+def _is_holder(kind: type) -> bool:
+    return f"{kind.__module__}.{kind.__qualname__}" in _HOLDERS or not _is_of_library(kind)
 
 
 def _is_of_library(value: Any) -> bool:
@@ -376,7 +427,11 @@ def _is_changed(now: Any, before: Any) -> bool:
     """True if something was written to a place. What the same objects hold is at their own."""
     if now is before:
         return False
-    if type(now) is type(before) and type(now) in (dict, list) and len(now) == len(before):
+    if isinstance(now, Tensor) and isinstance(before, Tensor):
+        with suppress(*CONFUSED):  # a batched tensor of vmap
+            if torch.equal(now, before):
+                return False
+    if type(now) is type(before) and type(now) in _HOLDING and len(now) == len(before):
         held = [[*each, *each.values()] if type(each) is dict else each for each in (now, before)]
         if all(map(is_, *held)):
             return False
@@ -397,15 +452,15 @@ def _said(value: Any, depth: int = 0) -> object:
         return kind, value.shape, _bytes_of_array(value)
     if depth == _SAID_DEPTH:
         return kind
-    if type(value) in _MAPPINGS:
+    if isinstance(value, dict):
         keys = [key() if isinstance(key, ref) else key for key in value]
         return kind, [
             (repr(key), _said(held, depth + 1))
             for key, held in zip(keys, value.values(), strict=True)
         ]
-    if type(value) in _SEQUENCES:
-        return kind, [_said(held, depth + 1) for held in value]
-    if type(value) is set:
+    if isinstance(value, _SEQUENCES):
+        return kind, [_said(held, depth + 1) for held in _entries_of(value)]
+    if isinstance(value, (*_SETS, *_BYTES)):
         return kind, sorted(map(repr, value))
     is_known = isinstance(value, nn.Module | ModuleType | type | FunctionType)
     if is_known or _is_of_library(type(value)):

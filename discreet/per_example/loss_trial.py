@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from discreet.layers.refusals import CONFUSED
 from discreet.per_example.any_model import OfMany
-from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import Objective, Tree, count_of, mapped, rows_of, with_floats
 from discreet.per_example.trial import (
     ROWS,
@@ -38,7 +37,7 @@ def check_loss(trial: Trial, outputs: Any) -> None:
     """Raises ValueError if the loss mixes examples. It is tried on outputs for `ROWS` made-up
     examples and on others of the same shapes, and with the model, since it may read what the
     forward left on the modules."""
-    with put_back(trial.objective.kept):
+    with trial.objective.put_back():
         _try_with_model(trial)
         if outputs is not None:
             _try_on(trial.objective, outputs, trial.targets)

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from discreet.layers.terms import Parts, Slot
+from discreet.per_example.attributes import Outside, put_back
 from discreet.per_example.checkpoints import undone
 from discreet.per_example.graphs import Graphs, graphs_in
 
@@ -81,6 +82,17 @@ def is_plain(criterion: nn.Module) -> bool:
     )
 
 
+def is_of_package(loss: Any) -> bool:
+    """True for a loss of this package, which reads only outputs and targets."""
+    loss = getattr(loss, "func", loss)
+    if loss in _criteria:
+        return is_plain(_criteria[loss])
+    named = loss if hasattr(loss, "__qualname__") else type(loss)
+    home = sys.modules.get(str(named.__module__))
+    is_ours = named.__module__.startswith("discreet.")
+    return is_ours and getattr(home, named.__qualname__, None) is named
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """A model's loss as a function of its parameters, for norms of one order. Made by
@@ -96,6 +108,7 @@ class Objective:
       autocast: the type that torch.autocast gives to the model and the loss, or None. It is off for
         everything else: a norm in bfloat16 could be 0.5 % too small, and the clipped gradient too
         long by as much.
+      memory: `memory_for` the model and the loss, for passes over data.
     """
 
     model: nn.Module
@@ -107,17 +120,12 @@ class Objective:
     dtype: torch.dtype
     autocast: torch.dtype | None
     of_units: bool = False
+    memory: Outside | None = None
 
     @property
     def is_own_loss(self) -> bool:
-        """True for a loss of this package, which reads only outputs and targets."""
-        loss: Any = getattr(self.loss, "func", self.loss)
-        if loss in _criteria:
-            return is_plain(_criteria[loss])
-        named = loss if hasattr(loss, "__qualname__") else type(loss)
-        home = sys.modules.get(str(named.__module__))
-        is_ours = named.__module__.startswith("discreet.")
-        return is_ours and getattr(home, named.__qualname__, None) is named
+        """`is_of_package` of the loss."""
+        return is_of_package(self.loss)
 
     @property
     def kept(self) -> tuple[nn.Module, ...]:
@@ -126,6 +134,10 @@ class Objective:
         if isinstance(self.loss, nn.Module):
             return (*self.modules, *modules_of(self.loss))
         return self.modules
+
+    def put_back(self) -> AbstractContextManager[None]:
+        """A context with one pass: what it leaves is undone."""
+        return put_back(self.kept, self.memory)
 
     @property
     def rounds(self) -> bool:

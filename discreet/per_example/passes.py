@@ -37,7 +37,6 @@ from discreet.layers.refusals import (
     place_of_error,
 )
 from discreet.layers.terms import Lookup, Outer, Pair, Rows, Slot, Term, Tied, joined
-from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Objective,
@@ -133,7 +132,7 @@ def one_pass(
     alone.draws = replace(draws, calls=0)
     if objective.of_units:
         alone.size = int(next(part.shape[1] for part in batches_in(inputs)))
-    with put_back(objective.kept):
+    with objective.put_back():
         outputs, losses = _forward(objective, alone, inputs, targets)
     alone.check()
     if losses is None:

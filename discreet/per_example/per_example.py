@@ -12,6 +12,7 @@ model that vmap can't follow runs one example after the other (`any_model.py`), 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -28,7 +29,7 @@ from discreet.layers.refusals import Unserved
 from discreet.layers.terms import Term, floats_at_once, total_mass, without
 from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
-from discreet.per_example.attributes import HOOKS, NUMBERS, numbers_of
+from discreet.per_example.attributes import numbers_of
 from discreet.per_example.gradient_hooks import gradient_hooks
 from discreet.per_example.objective import (
     LOSS_SCALE,
@@ -44,6 +45,7 @@ from discreet.per_example.objective import (
     objective_of,
     rows_of,
 )
+from discreet.per_example.own_code import memory_for, own_modules
 from discreet.per_example.passes import FEWEST, GradientsOfSome, passes
 from discreet.per_example.perceptron import by_hand
 from discreet.per_example.trial import Trial, check_forward, exact_products, unmoved
@@ -53,9 +55,6 @@ _UNSCALE = torch.tensor(1 / LOSS_SCALE)
 # Floats of gradients that are built at once, if they must be built: 256 MB of float32.
 _BUILT_FLOATS = 2**26
 _FEW = 4  # with fewer examples, one of them might decide if a step is an error
-_KEEP_NOTHING = ("torch.", "discreet.")
-_FIRST_LOOK = 8  # sums, after which it is looked again what a pass leaves
-_MOST_TURNS = 64  # of numbers, such as an epoch's, after each of which it is looked what stays
 _MOST_CHANGES = 3  # of a model's numbers: one that counts its steps is not tried at each
 
 
@@ -68,9 +67,6 @@ class _Tried:
       reason: why examples can't run side by side, or "".
       losses: those with which the model was tried.
       changes: how often the numbers have changed on which answers depend.
-      steps: how many sums have been made.
-      numbers: those on which it may depend what a pass leaves.
-      turns: how often they have changed.
     """
 
     state: object
@@ -78,9 +74,6 @@ class _Tried:
     questions: Questions
     losses: list[ref[Loss]]
     changes: int = 0
-    steps: int = 0
-    numbers: object = None
-    turns: int = 0
 
 
 class Found(NamedTuple):
@@ -93,6 +86,8 @@ class Found(NamedTuple):
 
 
 _trials: WeakKeyDictionary[nn.Module, _Tried] = WeakKeyDictionary()
+_undone = set[str]()
+_log = logging.getLogger("discreet")
 
 
 def clipped_gradient_sum(
@@ -185,10 +180,9 @@ def clipped_sum_by_owner(
         own_draws(len(sizes), device, numbers) as draws,
     ):
         found = Found(*_tried(objective, inputs, targets), draws)
-        parts = _of_owners(
-            replace(objective, of_units=True), (inputs, targets), (units, sizes), found
-        )
-        with unmoved(model):
+        with unmoved(model), _remembering(objective) as own:
+            own = replace(own, of_units=True)
+            parts = _of_owners(own, (inputs, targets), (units, sizes), found)
             return _summed(objective, parts, clip_norm, len(sizes))
 
 
@@ -273,15 +267,17 @@ def clipped_sum_of(
         own = own_draws(count, objective.parameters[0].device)
         with own if of_one is None else nullcontext(of_one) as draws:
             found = Found(*_tried(objective, inputs, targets), draws)
-            if not found.reason:
-                try:
-                    parts = passes(objective, inputs, targets, found.questions, draws)
-                    return _summed(objective, parts, clip, count)
-                # Only this batch failed. How its examples affect each other is not known.
-                except Unserved as error:
-                    found = found._replace(reason=str(error))
-            with unmoved(objective.model):
-                return _summed(objective, _built(objective, inputs, targets, found), clip, count)
+            with _remembering(objective) as objective:
+                if not found.reason:
+                    try:
+                        parts = passes(objective, inputs, targets, found.questions, draws)
+                        return _summed(objective, parts, clip, count)
+                    # Only this batch failed. How its examples affect each other is not known.
+                    except Unserved as error:
+                        found = found._replace(reason=str(error))
+                with unmoved(objective.model):
+                    built = _built(objective, inputs, targets, found)
+                    return _summed(objective, built, clip, count)
 
 
 @contextmanager
@@ -317,8 +313,8 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     is_new = known is None or known.state != key
     losses: list[ref[Loss]] = [] if known is None else known.losses
     tries_loss = not objective.is_own_loss and all(each() is not loss for each in losses)
-    trial = Trial(objective, inputs, targets)
-    with _restored(trial) if is_new or tries_loss else nullcontext():
+    new = Trial(objective, inputs, targets)
+    with _restored(new) if is_new or tries_loss else nullcontext(new) as trial:
         outputs = check_forward(trial) if is_new or tries_loss else None
         if known is None or is_new:
             _trials[model] = known = _Tried(key, *tried(trial), losses)
@@ -328,8 +324,6 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
             check_loss(trial, outputs)
             with suppress(TypeError):  # a loss without weak references is tried at each step
                 losses.append(ref(loss))
-    if _may_keep(objective):
-        _look_again(known, trial)
     if known.questions.settled and known.questions.numbers != numbers_of(objective.modules):
         known.changes += 1
         if known.changes > _MOST_CHANGES:
@@ -339,10 +333,22 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     return known.reason, known.questions
 
 
-def _restored(trial: Trial) -> AbstractContextManager[Any]:
-    """A context in which nothing may stay of the examples of a trial."""
+@contextmanager
+def _remembering(objective: Objective) -> Iterator[Objective]:
+    """A context with the objective for passes over data. What they change outside of the model is
+    undone, and the log says so once."""
+    memory = memory_for(objective.modules, objective.loss)
+    yield replace(objective, memory=memory)
+    for name in memory.changed if memory else ():
+        if name not in _undone:
+            _undone.add(name)
+            _log.warning("the model's forward or the loss changes %s: undone after each pass", name)
+
+
+def _restored(trial: Trial) -> AbstractContextManager[Trial]:
+    """A context with a trial of whose examples nothing may stay."""
     if not _may_keep(trial.objective):
-        return nullcontext()
+        return nullcontext(trial)
     from discreet.per_example.left_outside import nothing_left
 
     return nothing_left(trial)
@@ -350,33 +356,7 @@ def _restored(trial: Trial) -> AbstractContextManager[Any]:
 
 def _may_keep(objective: Objective) -> bool:
     """False for layers and losses of PyTorch and Discreet, which keep nothing."""
-    if not objective.is_own_loss:
-        return True
-    for part in objective.modules:
-        own = part.__dict__
-        if not type(part).__module__.startswith(_KEEP_NOTHING) or "forward" in own:
-            return True
-        for name in HOOKS:  # in each step, so without a generator for each module
-            if own[name]:
-                return True
-    return False
-
-
-def _look_again(known: _Tried, trial: Trial) -> None:
-    """Looks for what a forward or a loss leaves when numbers have changed that a warm-up may wait
-    for, and ever more seldom: at the steps 8, 16, 32 and so on."""
-    objective = trial.objective
-    loss = getattr(objective.loss, "__dict__", {}).items()
-    numbers = numbers_of(objective.kept), [each for each in loss if type(each[1]) in NUMBERS]
-    known.steps += 1
-    has_changed = known.steps > 1 and numbers != known.numbers
-    known.numbers = numbers
-    known.turns += has_changed
-    is_due = known.steps >= _FIRST_LOOK and not known.steps & (known.steps - 1)
-    if is_due or (has_changed and known.turns <= _MOST_TURNS):
-        from discreet.per_example.left_outside import check_nothing_left
-
-        check_nothing_left(trial)
+    return not objective.is_own_loss or bool(own_modules(objective.modules))
 
 
 def _built(

@@ -39,7 +39,7 @@ from discreet.layers.functions import (
 )
 from discreet.layers.model_state import tensors_of, writes
 from discreet.layers.refusals import CONFUSED, place
-from discreet.per_example.attributes import Attributes, keeps, put_back
+from discreet.per_example.attributes import Attributes, keeps
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Objective, Tree, count_of, mapped, rows_of, with_floats
 
@@ -257,7 +257,7 @@ def check_forward(trial: Trial) -> Any:
     """
     check_layers(trial.objective.model)
     # Such as that a deviation of one example has no degree of freedom.
-    with put_back(trial.objective.kept), warnings.catch_warnings(action="ignore"):
+    with trial.objective.put_back(), warnings.catch_warnings(action="ignore"):
         outputs = _tried_out(trial)
     _check_seeds(trial)
     return outputs
@@ -313,7 +313,7 @@ def _check_seeds(trial: Trial) -> None:
 def _seen(trial: Trial, seed: int, kind: int) -> list[tuple[str, list[Tensor]]]:
     examples = trial.examples(kind=kind)
     chance = same_chance(trial.device, seed)
-    with chance, put_back(trial.objective.kept), _States(trial.device) as states:
+    with chance, trial.objective.put_back(), _States(trial.device) as states:
         with torch.enable_grad():
             trial.objective.outputs(examples)
         states.note("")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
-from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import (
     PADDING,
     Objective,
@@ -85,7 +84,7 @@ def _of_classes(
 def _classes(objective: Objective, inputs: Tree, targets: Tensor) -> int:
     """The number of outputs for each target; 0 if it is not known."""
     floats: list[Tensor] = []
-    with suppress(*CONFUSED), torch.no_grad(), put_back(objective.kept):
+    with suppress(*CONFUSED), torch.no_grad(), objective.put_back():
         floats = floats_in(objective.outputs(rows_of(inputs, [0])))
     if len(floats) != 1 or (floats[0].shape[2:] != targets.shape[1:]):
         return 0

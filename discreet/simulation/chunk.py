@@ -23,7 +23,8 @@ from torch import Tensor
 
 from discreet.data.examples import Examples
 from discreet.data.partition import ClientExamples, Numbers, held_out_rows
-from discreet.per_example.apart import Snapshot, memory_for
+from discreet.per_example.apart import Snapshot
+from discreet.per_example.own_code import memory_for
 from discreet.per_example.trial import exact_products
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.private import Private
@@ -398,7 +399,7 @@ class Chunk(Private):
             )
         if not isinstance(self.model, MappedModel):
             return self._updates(start)
-        before = Snapshot(self.model.model, memory_for(self.model.model))
+        before = Snapshot(self.model.model, memory_for(self.model.model.modules()))
         drawing = self.model.drawing(map(self.draws.of, range(len(sizes))))
         try:
             found = replace(self, model=drawing)._updates(start)

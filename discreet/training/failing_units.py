@@ -65,23 +65,24 @@ class GradientOfUnit:
         """The gradient of a unit that gives none, (num_params,)."""
         return torch.cat([torch.zeros_like(each).reshape(-1) for each in trainable(self.model)])
 
-    def of(self, unit: Unit) -> Tensor:
-        """The clipped gradient, (num_params,); zero if it can't be computed. `clipped_total` undoes
+    def of(self, unit: Unit) -> Tensor | None:
+        """The clipped gradient, (num_params,); None if it can't be computed. `clipped_total` undoes
         what the unit leaves in the model."""
         try:
             gradient = self._gradient(*unit)
         except Exception as error:  # noqa: BLE001 - of a model or loss that a site may have written
             say_once(NO_GRADIENT, error)
-            return self.zero()
+            return None
         clipped, _ = clip_by_norm(gradient.unsqueeze(0), self.clip_norm, order=self.order)
         return clipped[0]
 
     def _gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        parameters = trainable(self.model)  # before the forward, which may freeze some
         with torch.enable_grad(), own_draws(1, inputs.device) as draws:
             next(draws.seeded())
             loss = self.loss(self.model(inputs), targets).mean()
             gradients = torch.autograd.grad(
-                loss, trainable(self.model), allow_unused=True, materialize_grads=True
+                loss, parameters, allow_unused=True, materialize_grads=True
             )
         return torch.cat([each.reshape(-1) for each in gradients])
 
@@ -102,24 +103,29 @@ def clipped_total(
     """
     if failing == NOISE_ALONE:
         return each.zero()
-    if failing == RAISES:
+    if failing == RAISES and each.memory is None:
         return together()
     before = Snapshot(each.model, each.memory)
     try:
-        return together()
-    except Exception as error:  # noqa: BLE001 - of a model or loss that a site may have written
+        total = together()
+    except Exception as error:
+        if failing == RAISES:
+            raise
         say_once("the units of a step can't be computed together", error)
         before.restore()
         total = each.zero()
         for unit in units:
-            total += each.of(unit)
+            found = each.of(unit)
+            if found is not None:
+                total += found
             before.restore()
-        return total
+    finally:
+        if each.memory is not None:
+            before.restore()
+    return total
 
 
-def gradient_or_none(
-    gradient: Callable[[], Tensor], before: Snapshot, *, failing: str
-) -> Tensor | None:
+def gradient_or_none(gradient: Callable[[], Tensor], *, failing: str) -> Tensor | None:
     """The clipped gradient of one unit, or with COUNTS_AS_ZERO None if it can't be computed: what
     that wrote into the model is undone."""
     try:
@@ -128,7 +134,6 @@ def gradient_or_none(
         if failing == RAISES:
             raise
         say_once(NO_GRADIENT, error)
-        before.restore()
         return None
 
 

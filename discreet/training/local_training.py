@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from discreet.accounting.events import poisson_round_event
 from discreet.layers.draws import identified
 from discreet.models.models import flatten_parameters, load_parameters, masks_from, to_train
-from discreet.per_example.apart import apart, memory_for
+from discreet.per_example.apart import apart, undone
 from discreet.per_example.objective import Loss, trainable
+from discreet.per_example.own_code import memory_for
 from discreet.per_example.per_example import check_finite
 from discreet.privacy.mechanisms import Gaussian
 from discreet.privacy.randomness import RandomSource
@@ -373,9 +374,9 @@ def local_update(
     start = params.to(torch.float32)
     if settings.failing == NOISE_ALONE and settings.example is None:
         return torch.zeros_like(start)
-    # What a forward leaves must not reach the next client of this process. A step of DP-SGD has
-    # that undone.
-    with nullcontext(model) if settings.example else apart(model) as own:
+    # What a forward leaves must not reach the next client of this process. DP-SGD undoes it at each
+    # step, and a model that is not copied is tried but once.
+    with undone(model, settings.loss) if settings.example else apart(model) as own:
         client = OneClient(own, examples, settings, source)
         if steps_of(len(client.units), settings) == 0:
             return torch.zeros_like(start)
@@ -411,7 +412,7 @@ class OneClient:
     @cached_property
     def memory(self) -> Memory | None:
         """What model and loss can write to."""
-        return memory_for(self.model, self.settings.loss)
+        return memory_for(self.model.modules(), self.settings.loss)
 
     def shuffled_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         order = epoch_order(self.source, epoch, len(self.examples))
@@ -449,8 +450,7 @@ class OneClient:
                 say_once("a step is noise alone", error)
             return total
 
-        memory = self.memory if self.settings.failing == COUNTS_AS_ZERO else None
-        each = GradientOfUnit(self.model, loss, clip_norm, memory=memory)
+        each = GradientOfUnit(self.model, loss, clip_norm, memory=self.memory)
         total = clipped_total(together, each, units.each(batch), failing=self.settings.failing)
         return total.unsqueeze(0)
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from discreet.models.models import load_parameters, masks_from, to_train
-from discreet.per_example.apart import Snapshot, memory_for
+from discreet.per_example.apart import Snapshot
 from discreet.per_example.in_turn import gradients_in_turn
 from discreet.per_example.objective import Loss
+from discreet.per_example.own_code import memory_for
 from discreet.per_example.per_example import clipped_sum_by_owner
 from discreet.privacy.randomness import RandomSource
 from discreet.training.failing_units import NOISE_ALONE, Unit, gradient_or_none
@@ -60,15 +61,15 @@ def shared_step(
     exact = copy.deepcopy(model).double()
     load_parameters(exact, params)
     to_train(exact)
-    before = Snapshot(exact, memory_for(exact, settings.loss))
+    before = Snapshot(exact, memory_for(exact.modules(), settings.loss))
     # Rounding moves a gradient by at most sqrt(num_params) / 2 steps: it is then no longer than C.
     most = UNIT_STEPS - math.sqrt(params.numel()) / 2
     total = torch.zeros(params.shape, dtype=torch.float64)
     if settings.failing != NOISE_ALONE:
         with masks_from(clip.source, exact):
             for gradient in _gradients(exact, examples, settings.loss, clip):
-                found = gradient_or_none(gradient, before, failing=settings.failing)
-                before.restore_outside()
+                found = gradient_or_none(gradient, failing=settings.failing)
+                before.restore()
                 if found is not None:
                     total += found.mul_(most / clip.clip_norm).round_()
                 del found  # the next one takes its memory

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Examples
 from discreet.node.work import work_of
-from discreet.privacy.randomness import RandomSource
+from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import Assignment, TrainReply
+from discreet.training.failing_units import COUNTS_AS_ZERO
+from discreet.training.local_training import LocalSettings
+from discreet.training.shared_step import SharedClip, shared_step
 from tests.node.clients import client, examples, linear, params_of
 from tests.node.test_noised_answers import RATE, ask, rating_client
 from tests.replay import Replay, replay
@@ -125,8 +129,88 @@ class InAGlobalNameBeforeAnError(Turning):
         raise RuntimeError("a large example")
 
 
+class InADerivedList(InAList):
+    class Seen(list[int]):
+        pass
+
+    def begin(self) -> None:
+        self.seen = self.Seen()
+
+
+class InANewBuffer(Turning):
+    def has_seen(self) -> bool:
+        return "seen" in self._buffers
+
+    def see(self) -> None:
+        self.register_buffer("seen", torch.zeros(()))
+
+
+class InANewModule(Turning):
+    def has_seen(self) -> bool:
+        return hasattr(self, "seen")
+
+    def see(self) -> None:
+        self.seen = nn.Identity()
+
+
+class InAGradient(Turning):
+    def has_seen(self) -> bool:
+        return self.bias.grad is not None
+
+    def see(self) -> None:
+        self.bias.grad = torch.zeros(3)
+
+
+class InATypeOfNumbers(Turning):
+    def has_seen(self) -> bool:
+        return self.bias.dtype == torch.float16
+
+    def see(self) -> None:
+        self.half()
+
+
+class InAFrozenParameter(Turning):
+    def has_seen(self) -> bool:
+        return not self.bias.requires_grad
+
+    def see(self) -> None:
+        self.requires_grad_(requires_grad=False)
+
+
+class InAnObjectOfAnObject(Turning):
+    def begin(self) -> None:
+        self.of = SimpleNamespace(of=SimpleNamespace(seen=False))
+
+    def has_seen(self) -> bool:
+        return bool(self.of.of.seen)
+
+    def see(self) -> None:
+        self.of.of.seen = True
+
+
+class OnAClass(Turning):
+    seen = False
+
+    def begin(self) -> None:
+        OnAClass.seen = False
+
+    def has_seen(self) -> bool:
+        return OnAClass.seen
+
+    def see(self) -> None:
+        OnAClass.seen = True
+
+
 KINDS = [
     InAList,
+    InADerivedList,
+    InANewBuffer,
+    InANewModule,
+    InAGradient,
+    InATypeOfNumbers,
+    InAFrozenParameter,
+    InAnObjectOfAnObject,
+    OnAClass,
     InATensor,
     InABufferBesideALock,
     InAGlobalNameByNumpy,
@@ -169,7 +253,57 @@ def test_what_an_example_leaves_moves_no_rating_of_the_others(
     assert replayed(kind, RATE, tmp_path).faults == ()
 
 
+@pytest.mark.parametrize("kind", [each for each in KINDS if each is not InABufferBesideALock])
+def test_what_an_example_leaves_moves_no_gradient_of_a_shared_step(kind: type[Turning]) -> None:
+    inputs = examples(24, seed=90).inputs
+    targets = torch.randint(3, (24,), generator=torch.Generator().manual_seed(3))
+    found = []
+    for given in (inputs, torch.cat([LARGE, inputs[1:]])):
+        SHARED.seen = False
+        found.append(
+            shared_step(
+                kind(),
+                params_of(linear()),
+                Examples(given, targets),
+                settings=LocalSettings(1, 1, 1.0, 0.0, failing=COUNTS_AS_ZERO),
+                clip=SharedClip(1.0, seeded_source(3)),
+            )
+        )
+    assert float((found[0] - found[1]).norm()) <= 2.001
+
+
 LARGEST = [0.0]
+
+
+class Row(NamedTuple):
+    seen: list[float]
+
+
+BYTES, ROW, WAITING = bytearray(1), Row([]), threading.Event()
+
+
+def by_bytes(outputs: Tensor, targets: Tensor) -> float:
+    BYTES[0] |= bool((outputs.abs() > 40).any())
+    return float(BYTES[0])
+
+
+def by_a_named_tuple(outputs: Tensor, targets: Tensor) -> float:
+    ROW.seen.extend(outputs[outputs.abs() > 40].tolist())
+    return float(bool(ROW.seen))
+
+
+def by_an_event(outputs: Tensor, targets: Tensor) -> float:
+    if (outputs.abs() > 40).any():
+        WAITING.set()
+    return float(WAITING.is_set())
+
+
+def by_its_table(outputs: Tensor, targets: Tensor) -> float:
+    whole = outputs._base if outputs._base is not None else outputs
+    return float((whole.abs() > 40).any())
+
+
+METRICS = [by_bytes, by_a_named_tuple, by_an_event, by_its_table]
 
 
 def relative(outputs: Tensor, targets: Tensor) -> float:
@@ -190,4 +324,12 @@ class Plain(Turning):
 def test_what_a_metric_keeps_of_an_example_moves_the_value_of_no_other(tmp_path: Path) -> None:
     LARGEST[0] = 0.0
     metric = f"evaluation.metrics=[{__name__}:relative]"
+    assert replayed(Plain, RATE, tmp_path, metric).faults == ()
+
+
+@pytest.mark.parametrize("kept", METRICS, ids=lambda kept: kept.__name__)
+def test_a_metric_can_keep_nothing_of_an_example_in_other_places(
+    kept: Callable[[Tensor, Tensor], float], tmp_path: Path
+) -> None:
+    metric = f"evaluation.metrics=[{__name__}:{kept.__name__}]"
     assert replayed(Plain, RATE, tmp_path, metric).faults == ()

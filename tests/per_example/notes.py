@@ -1,18 +1,22 @@
-"""What a forward of a test notes beside its work."""
+"""What models and losses of tests note."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 
-@dataclass
 class Notes:
-    """Things that were seen. Not a plain list, since a global list that a forward names is put back
-    after each pass."""
+    """Things that were seen. Not in a list, since what a forward or a loss writes into one is
+    undone after each pass."""
 
-    seen: list[Any] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._told = SimpleQueue[Any]()
 
     def note(self, value: Any) -> Any:
-        self.seen.append(value)
+        self._told.put(value)
         return value
+
+    def taken(self) -> list[Any]:
+        """What was noted since the last time."""
+        return [self._told.get() for _ in range(self._told.qsize())]

@@ -87,7 +87,6 @@ def clipped(model: nn.Module, inputs: Tensor = INPUTS, **how: Any) -> Tensor:
     [
         (Centred, "mean"),
         (CentredByName, "mean"),
-        (CentredOutside, "mean"),
         (Scaled, "std"),
         (ScaledAtFirst, "std"),
     ],
@@ -97,6 +96,11 @@ def test_a_forward_that_learns_its_numbers_from_a_batch_is_refused_with_its_line
 ) -> None:
     with pytest.raises(ValueError, match=rf"{name} works across the examples at .*\.py:\d+"):
         clipped(seeded(kind))
+
+
+def test_a_forward_that_keeps_numbers_of_a_batch_in_a_global_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="leaves something of its examples in STORE"):
+        clipped(seeded(CentredOutside))
     assert STORE == {}
 
 

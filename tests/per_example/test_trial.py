@@ -18,6 +18,7 @@ from discreet.per_example import agreement
 from discreet.per_example.criteria import per_example_loss
 from discreet.per_example.objective import Loss, Objective
 from discreet.per_example.per_example import clipped_gradient_sum, l1_clipped_gradient_sum
+from tests.per_example.notes import Notes
 from tests.per_example.test_per_example_choice import batch, seeded
 from tests.per_example.test_per_example_oracle import assert_matches
 from tests.per_example.test_watch import Forward
@@ -271,18 +272,18 @@ def test_a_loss_that_treats_every_example_alone_is_served(name: str) -> None:
 
 
 def test_models_and_losses_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, seen, calls = seeded(lambda: nn.Linear(5, 3)), list[None](), list[int]()
+    model, notes, calls = seeded(lambda: nn.Linear(5, 3)), Notes(), list[int]()
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        seen.append(None)
+        notes.note(None)
         return each(outputs, targets)
 
     inputs, targets = batch()
     for _ in range(3):
         clipped_gradient_sum(model, inputs, targets=targets, clip_norm=1.0, loss=loss)
-        calls.append(len(seen))
+        calls.append(len(notes.taken()))
     assert calls[0] < 40
-    assert calls[1:] == [calls[0] + 1, calls[0] + 2]
+    assert calls[1:] == [1, 1]
 
 
 def test_made_up_examples_of_a_trial_differ(monkeypatch: pytest.MonkeyPatch) -> None:
