@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from types import MethodType
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from discreet.dpsgd.item_draws import seeded
 from discreet.per_example.objective import Tree, batches_in, count_of, rows_of
 from discreet.per_example.trial import differ, is_same
 
@@ -42,7 +43,7 @@ def check_collate(join: Join, items: Any) -> None:
     batches. Rows may change their order, and padding to the longest example is allowed: only
     batches of the same shape are compared."""
     count = len(items)
-    with _seeded(0):
+    with seeded(0):
         examples = [items[place] for place in range(0, count, max(1, count // _TRIED))[:_TRIED]]
     drawn = [_joined(join, examples, seed=seed) for seed in range(_SEEDS)]
     if _strangers(drawn[0], _joined(join, examples, seed=0)):
@@ -70,23 +71,8 @@ def check_collate(join: Join, items: Any) -> None:
         )
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """A context in which the generators are seeded; they are as before afterwards."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-
-
 def _joined(join: Join, examples: list[Any], *, seed: int) -> Batch:
-    with _seeded(seed):
+    with seeded(seed):
         return join(list(examples))
 
 
@@ -200,7 +186,7 @@ class _Copy:
 
     def read(self, place: int, join: Join, seed: int) -> Batch:
         """The batch of one item."""
-        with _seeded(seed):
+        with seeded(seed):
             return join([self._dataset[place]])
 
     def give_numbers(self, other: _Copy) -> None:

@@ -4,12 +4,13 @@ there is one noise."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -33,6 +34,9 @@ from discreet.privacy.owner_rows import OwnerRows, owner_rows
 from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.step_draws import step_batch
+
+if TYPE_CHECKING:
+    from discreet.dpsgd.item_draws import OwnSeeds
 
 _WORKERS = (
     "num_workers",
@@ -140,7 +144,18 @@ class ExampleReader:
         )
         return is_plain and self.collate is None
 
-    def __getitem__(self, positions: Sequence[int]) -> Batch:
+    def seeds(self, source: RandomSource, process: int) -> Iterator[OwnSeeds | None]:
+        """The seeds of the pieces of a step, one after the other: None for rows of tensors, which
+        draw nothing."""
+        if self._is_table:
+            return itertools.repeat(None)
+        from discreet.dpsgd.item_draws import OwnSeeds
+
+        key = source.child("items").words(4).tobytes()
+        return (OwnSeeds(key, number, process) for number in itertools.count())
+
+    def __getitem__(self, asked: tuple[Sequence[int], OwnSeeds | None]) -> Batch:
+        positions, seeds = asked
         if isinstance(self.dataset, TensorDataset) and self._is_table:
             parts = [
                 part[torch.tensor(positions, dtype=torch.int64, device=part.device)]
@@ -150,8 +165,12 @@ class ExampleReader:
                 parts if len(parts) == 2 else [tuple(parts[:-1]), parts[-1]], len(positions)
             )
         # An empty batch has the shapes and types of a batch of one.
-        examples = [self._items[position] for position in positions or [0]]
-        inputs, targets = self._joined(examples)
+        from discreet.dpsgd.item_draws import generators_kept
+
+        assert seeds is not None
+        with generators_kept():
+            examples = seeds.read(self._items, positions or [0])
+            inputs, targets = seeds.joined(self._joined, examples)
         return rows_of(inputs, slice(0, len(positions))), rows_of(targets, slice(0, len(positions)))
 
     def _joined(self, examples: list[Any]) -> Batch:
@@ -182,14 +201,15 @@ class PoissonBatches(Private):
         """The pieces of the batches of some steps. Workers read later ones ahead."""
         asked = deque[tuple[int, int, bool, Tensor, Tensor | None]]()
 
-        def positions() -> Iterator[Sequence[int]]:
+        def positions() -> Iterator[tuple[Sequence[int], OwnSeeds | None]]:
             for step in steps:
                 mine = self.processes.part(self._positions(step))
                 parts = list(self._parts(mine, step))
+                seeds = self.examples.seeds(self.source.child("step", step), self.processes.rank)
                 for number, (rows, owners) in enumerate(parts):
                     places = torch.tensor(rows, dtype=torch.int64)
                     asked.append((step, number, number == len(parts) - 1, places, owners))
-                    yield rows
+                    yield rows, next(seeds)
 
         generator = torch.Generator().manual_seed(int(self.source.child("workers").words(1)[0]))
         whole: Any = self.examples  # indexed by lists of positions, so torch does not batch again
