@@ -897,6 +897,12 @@ OF_EXAMPLES = (
         "dpsgd/test_item_draws.py::test_what_an_item_draws_moves_no_other",
     ),
     Fault(
+        "padding may change the gradients of others",
+        "dpsgd.padding:_agree",
+        always(True),
+        "dpsgd/test_padding.py::test_a_model_that_reads_padding_is_refused_at_no_cost",
+    ),
+    Fault(
         "what an item leaves for later ones is not noticed",
         "dpsgd.own_example:_depends",
         always(False),

@@ -7,6 +7,7 @@ A collate_fn has one seed for its batch.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from discreet.privacy.private import Private
+from discreet.privacy.randomness import RandomSource
 from discreet.privacy.row_words import RowWords
 
 
@@ -51,6 +53,12 @@ class OwnSeeds(Private):
         words = RowWords(self.key)(torch.tensor(identities), draw, 1)
         found: list[int] = words.squeeze(1).tolist()
         return found
+
+
+def seeds_of_pieces(source: RandomSource, process: int) -> Iterator[OwnSeeds]:
+    """The seeds of the pieces of a step, one after the other."""
+    key = source.words(4).tobytes()
+    return (OwnSeeds(key, number, process) for number in itertools.count())
 
 
 def seed_generators(seed: int) -> None:

@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
@@ -24,19 +25,19 @@ from torch.utils.data import (
     default_collate,
 )
 
-from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.dpsgd.one_index import check_one_index
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.charges import LedgerError
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Tree, as_tree, batches_in, rows_of
-from discreet.privacy.owner_rows import OwnerRows, owner_rows
+from discreet.privacy.owner_rows import OwnerRows
 from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.step_draws import step_batch
 
 if TYPE_CHECKING:
     from discreet.dpsgd.item_draws import OwnSeeds
+    from discreet.dpsgd.padding import PaddingTrial
 
 _WORKERS = (
     "num_workers",
@@ -109,7 +110,7 @@ class ExampleReader:
         if self.collate is not None:
             from discreet.dpsgd.own_example import check_collate  # default_collate mixes nothing
 
-            check_collate(self._joined, self._items)
+            check_collate(self.joined, self._items)
 
     def __len__(self) -> int:
         """The number of examples. Raises ValueError: it is another than at first."""
@@ -132,8 +133,8 @@ class ExampleReader:
             from discreet.dpsgd.own_example import check_nothing_left
 
             self._items.owners = owners
-            self._items.join = self._joined
-            check_nothing_left(self.dataset, owners, self._joined)
+            self._items.join = self.joined
+            check_nothing_left(self.dataset, owners, self.joined)
 
     @property
     def _is_table(self) -> bool:
@@ -145,14 +146,12 @@ class ExampleReader:
         return is_plain and self.collate is None
 
     def seeds(self, source: RandomSource, process: int) -> Iterator[OwnSeeds | None]:
-        """The seeds of the pieces of a step, one after the other: None for rows of tensors, which
-        draw nothing."""
+        """The seeds of a step's pieces; None for rows of tensors, which draw nothing."""
         if self._is_table:
             return itertools.repeat(None)
-        from discreet.dpsgd.item_draws import OwnSeeds
+        from discreet.dpsgd.item_draws import seeds_of_pieces
 
-        key = source.child("items").words(4).tobytes()
-        return (OwnSeeds(key, number, process) for number in itertools.count())
+        return seeds_of_pieces(source.child("items"), process)
 
     def __getitem__(self, asked: tuple[Sequence[int], OwnSeeds | None]) -> Batch:
         positions, seeds = asked
@@ -170,10 +169,11 @@ class ExampleReader:
         assert seeds is not None
         with generators_kept():
             examples = seeds.read(self._items, positions or [0])
-            inputs, targets = seeds.joined(self._joined, examples)
+            inputs, targets = seeds.joined(self.joined, examples)
         return rows_of(inputs, slice(0, len(positions))), rows_of(targets, slice(0, len(positions)))
 
-    def _joined(self, examples: list[Any]) -> Batch:
+    def joined(self, examples: list[Any]) -> Batch:
+        """A batch of examples that were read."""
         return _checked((self.collate or default_collate)(examples), len(examples))
 
 
@@ -196,6 +196,15 @@ class PoissonBatches(Private):
     how: Mapping[str, Any]
     owners: OwnerRows | None = None
     drawn: dict[int, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def padding(self) -> PaddingTrial | None:
+        """The trial of padding; None without a collate_fn."""
+        if self.examples.collate is None:
+            return None
+        from discreet.dpsgd.padding import PaddingTrial
+
+        return PaddingTrial(self.examples.dataset, self.examples.joined)
 
     def pieces(self, steps: range) -> Iterator[Piece]:
         """The pieces of the batches of some steps. Workers read later ones ahead."""
@@ -255,25 +264,6 @@ class PoissonBatches(Private):
             self.drawn[step] = step_batch(self.source, step, count, probability=self.probability)
         positions: list[int] = self.drawn[step].tolist()
         return positions
-
-
-def rows_by_owner(
-    owners: Sequence[object], examples: ExampleReader, privacy: LoopPrivacy
-) -> OwnerRows:
-    """The rows of each owner of a data set. Raises ValueError: the numbers of owners and rows
-    differ, or an option would separate rows from their owners."""
-    if examples.collate is not None:
-        raise ValueError(
-            "owners: a collate_fn may bring rows into another order: give a data set of finished "
-            "rows"
-        )
-    most = privacy.max_physical_batch
-    if most is not None and most < privacy.rows_per_owner:
-        raise ValueError(
-            f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not "
-            f"{most}"
-        )
-    return owner_rows(owners, len(examples), privacy.rows_per_owner)
 
 
 def loaded(
