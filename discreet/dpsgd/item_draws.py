@@ -62,10 +62,11 @@ def seeds_of_pieces(source: RandomSource, process: int) -> Iterator[OwnSeeds]:
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds the global generators, from 64 bits."""
+    """Seeds the global generators. PyTorch and NumPy have the same algorithm and take 32 bits: of a
+    word each gets its own, so that they don't draw the same."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # it takes no more
+    np.random.seed((seed + (seed >> 32)) % 2**32)
 
 
 @contextmanager

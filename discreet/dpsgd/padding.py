@@ -16,10 +16,20 @@ from torch.utils._pytree import tree_map
 from discreet.dpsgd.item_draws import seeded
 from discreet.dpsgd.own_example import strangers
 from discreet.layers.refusals import CONFUSED
+from discreet.per_example.agreement import in_float64
 from discreet.per_example.any_model import plain_gradient
 from discreet.per_example.attributes import put_back
 from discreet.per_example.left_outside import memory_of
-from discreet.per_example.objective import Objective, Tree, batches_in, count_of, mapped, rows_of
+from discreet.per_example.objective import (
+    Objective,
+    Tree,
+    batches_in,
+    count_of,
+    mapped,
+    objective_of,
+    rows_of,
+    with_floats,
+)
 from discreet.per_example.per_example import trees_of
 from discreet.per_example.trial import Undrawn, agreement, differ, exact_products, same_chance
 
@@ -31,6 +41,7 @@ _ITEMS = 32  # read of a batch; more of one that is longer than any of them
 _SHORT = 3  # of different shapes, which are tried with a longer one
 _SEEDS = 16  # by which it is seen that a collate_fn draws
 _TRIED = 2  # of its batches
+_EXACT = 1e-6  # the share of the largest value by which a gradient may change in float64
 
 
 class PaddingTrial:
@@ -90,14 +101,22 @@ class PaddingTrial:
         return [found[shapes] for shapes in (*ordered[:-1][:_SHORT], ordered[-1])]
 
     def _is_kept(self, objective: Objective, item: Any, longer: Any) -> bool:
-        """True if an item has the same gradient alone as joined with a longer one."""
+        """True if an item has the same gradient alone as joined with a longer one: in float64, as a
+        little from each of many examples is much in a sum."""
+        model = objective.model
+        with suppress(*CONFUSED), in_float64(model):
+            return self._is_kept_by(objective_of(model, objective.loss), _EXACT, item, longer)
+        return self._is_kept_by(objective, agreement(objective), item, longer)
+
+    def _is_kept_by(self, objective: Objective, part: float, item: Any, longer: Any) -> bool:
+        """As `_is_kept`, up to a share `part` of the largest value."""
         alone = self._joined([item], 0)
         joined = [self._joined([item, longer], seed) for seed in range(_SEEDS)]
         if any(strangers(joined[0], other) for other in joined):
-            return _is_kept_if_cut(objective, joined, _shapes(alone))
+            return _is_kept_if_cut(objective, part, joined, _shapes(alone))
         wanted = _gradient(objective, alone)
         # The rows may be in another order.
-        return any(_agree(objective, wanted, _gradient(objective, row)) for row in _rows(joined[0]))
+        return any(_agree(wanted, _gradient(objective, row), part) for row in _rows(joined[0]))
 
     def _joined(self, items: list[Any], seed: int) -> Batch:
         with seeded(seed):
@@ -126,7 +145,7 @@ def _cut(row: Batch, shapes: Shapes) -> Iterator[Batch]:
             yield mapped(part, row)
 
 
-def _is_kept_if_cut(objective: Objective, joined: list[Batch], shapes: Shapes) -> bool:
+def _is_kept_if_cut(objective: Objective, part: float, joined: list[Batch], shapes: Shapes) -> bool:
     """True if in each batch of an item, which alone has these shapes, and a longer one a row keeps
     its gradient when it is cut to the shapes. So it is for a collate_fn that draws: for the item
     alone it would draw other numbers."""
@@ -137,9 +156,7 @@ def _is_kept_if_cut(objective: Objective, joined: list[Batch], shapes: Shapes) -
         rows = [(row, _gradient(objective, row)) for row in _rows(batch)]
         if all(gradient.any() for _, gradient in rows):  # zeros say nothing
             pairs = [(wanted, cut) for row, wanted in rows for cut in _cut(row, shapes)]
-            if not any(
-                _agree(objective, wanted, _gradient(objective, cut)) for wanted, cut in pairs
-            ):
+            if not any(_agree(wanted, _gradient(objective, cut), part) for wanted, cut in pairs):
                 return False
             tried += 1
     return True
@@ -149,17 +166,19 @@ def _rows(batch: Batch) -> list[Batch]:
     return [rows_of(batch, [place]) for place in range(count_of(batch))]
 
 
-def _agree(objective: Objective, one: Tensor, other: Tensor) -> bool:
-    return not differ(one, other, agreement(objective))
+def _agree(one: Tensor, other: Tensor, part: float) -> bool:
+    return not differ(one, other, part)
 
 
 def _gradient(objective: Objective, batch: Batch) -> Tensor:
     device = objective.parameters[0].device
-    inputs, targets = tree_map(lambda part: part if part is None else part.to(device), batch)
+    batch = tree_map(lambda part: part if part is None else part.to(device), batch)
+    if objective.dtype == torch.float64:
+        batch = with_floats(Tensor.double, batch)
     memory = memory_of(objective)
     try:
         with put_back(objective.kept), same_chance(device), Undrawn(), exact_products(device):
-            parts = plain_gradient(objective, *trees_of(inputs, targets))
+            parts = plain_gradient(objective, *trees_of(*batch))
     finally:
         memory.restore()
     return torch.cat([part.detach().flatten().to(objective.dtype) for part in parts])

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from discreet.dpsgd.item_draws import seeded
+from discreet.privacy.row_words import RowWords
 from tests.dpsgd.loops import CLIP, COUNTED, PAIRS, SIZE, private, run, stacked
 from tests.node.clients import linear, params_of
 
@@ -110,6 +112,13 @@ def test_a_loop_with_a_seed_draws_the_same_and_leaves_the_generators_as_they_wer
         run(private(model, dataset=Scaled(draw), max_physical_batch=7))
         assert states() == before
     assert torch.equal(*map(params_of, models))
+
+
+def test_two_generators_of_one_algorithm_get_different_seeds() -> None:
+    for word in RowWords(bytes(32))(torch.arange(8), 0, 1).flatten().tolist():
+        with seeded(word):
+            of_numpy: Any = np.random.get_state()
+            assert int(of_numpy[1][0]) != torch.initial_seed() % 2**32
 
 
 def noisy(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -84,6 +84,20 @@ class Reader(nn.Module):
         is_word = (rows > 0).unsqueeze(2)
         return self.head((words * is_word).sum(1) / is_word.sum(1))
 
+    def barely_masked_mean(self, rows: Tensor, words: Tensor, _: object) -> Tensor:
+        return self.masked_mean(rows, words, None) + 1e-5 * self.head(words.mean(1))
+
+    def mean_in_float32(self, rows: Tensor, words: Tensor, _: object) -> Tensor:
+        return self.mean(rows, self.narrow(words), None)
+
+    def masked_mean_in_float32(self, rows: Tensor, words: Tensor, _: object) -> Tensor:
+        return self.masked_mean(rows, self.narrow(words), None)
+
+    def narrow(self, words: Tensor) -> Tensor:
+        if words.dtype != torch.float32:
+            raise TypeError("a kernel of float32")
+        return words
+
     def last_step(self, rows: Tensor, words: Tensor, _: object) -> Tensor:
         return self.head(self.memory(words)[0][:, -1])
 
@@ -127,6 +141,8 @@ def loop_of(
         ("mean", behind),
         ("mean", before),
         ("mean", longest_first),
+        ("barely_masked_mean", behind),
+        ("mean_in_float32", behind),
         ("last_step", behind),
         ("attended_by_all", behind),
         ("attended", before),
@@ -147,6 +163,7 @@ def test_a_model_that_reads_padding_is_refused_at_no_cost(kind: str, collate: An
         ("masked_mean", behind),
         ("masked_mean", before),
         ("masked_mean", longest_first),
+        ("masked_mean_in_float32", behind),
         ("attended", behind),
         ("packed", with_lengths),
         ("each_word", next_words),
