@@ -892,6 +892,18 @@ OF_EXAMPLES = (
         "training/test_clients_apart.py::test_what_a_client_leaves_in_the_models_attributes_reaches_no_other",
     ),
     Fault(
+        "items draw from the generators of all",
+        "dpsgd.item_draws:seed_generators",
+        always(None),
+        "dpsgd/test_item_draws.py::test_what_an_item_draws_moves_no_other",
+    ),
+    Fault(
+        "padding may change the gradients of others",
+        "dpsgd.padding:_agree",
+        always(True),
+        "dpsgd/test_padding.py::test_a_model_that_reads_padding_is_refused_at_no_cost",
+    ),
+    Fault(
         "what an item leaves for later ones is not noticed",
         "dpsgd.own_example:_depends",
         always(False),

@@ -38,7 +38,6 @@ from discreet.dpsgd.poisson_batches import (
     PoissonBatches,
     loaded,
     processes_of,
-    rows_by_owner,
 )
 from discreet.dpsgd.step_account import account_of
 from discreet.layers.draws import torch_draws_from
@@ -49,6 +48,7 @@ from discreet.per_example.objective import (
     cross_entropy,
     given,
     modules_of,
+    objective_of,
     parameters_of,
 )
 from discreet.per_example.per_example import (
@@ -122,7 +122,8 @@ class DPSGD:
         reduction="none", whose values are averaged over an example's own positions and labels
         (`per_example_loss`).
       collate_fn: makes tensors from a list of pairs, as for torch's DataLoader. Each row must
-        depend on its own pair only, except for padding; this is tried on a few examples.
+        depend on its own pair only. Padding to the longest must change no gradient. Both are tried
+        on a few examples.
       owners: the owner of each example. The guarantee is then for an owner with all its rows: n and
         batch_size count owners, a step reads at most `LoopPrivacy.rows_per_owner` rows of a drawn
         owner, and the gradient of the mean loss over them is clipped as one. Not with collate_fn.
@@ -168,7 +169,8 @@ class DPSGD:
         self._owners = None
         keys = None
         if owners is not None:
-            from discreet.dpsgd.loop_owners import named_owners  # not for who has one row each
+            # Not for who has one row each.
+            from discreet.dpsgd.loop_owners import named_owners, rows_by_owner
 
             keys = named_owners(owners)
             self._owners = rows_by_owner(keys, examples, privacy)
@@ -316,9 +318,10 @@ class DPSGD:
 
         Raises:
           BatchError: the batch is not the one that was drawn last, or was stepped already.
-          ValueError: the loss mixes examples, the forward changes the model, no gradient is finite,
-            or the optimizer no longer holds exactly the model's trainable parameters, or comes from
-            steps that no account here knows; nothing was charged.
+          ValueError: the loss mixes examples, the forward changes the model, padding changes
+            gradients, none of them is finite, or the optimizer no longer holds exactly the model's
+            trainable parameters, or comes from steps that no account here knows; nothing was
+            charged.
           BudgetSpent: the step would exceed the budget; nothing was charged or changed.
           LedgerError: the ledger file can't be charged; nothing was changed.
         """
@@ -331,6 +334,9 @@ class DPSGD:
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model, piece.rows):
             sums = self._clipped_sums(*piece.batch, piece.owners)
+            if self._batches.padding is not None:
+                objective = objective_of(self._model, self._loss)
+                self._batches.padding.check(objective, piece.batch, piece.rows.tolist())
         trained = [value for value in parameters if value.requires_grad]
         if self._sums is not None:
             check_same(self._summed, trained)

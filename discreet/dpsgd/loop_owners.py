@@ -1,4 +1,4 @@
-"""The owners of rows, as a loop names them."""
+"""The owners of rows, as a loop names them, and the rows of each."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from discreet.data.empty_cells import is_empty
+from discreet.dpsgd.loop_plan import LoopPrivacy
+from discreet.dpsgd.poisson_batches import ExampleReader
+from discreet.privacy.owner_rows import OwnerRows, owner_rows
 from discreet.privacy.person import LARGEST_EXACT, SPELLINGS, OtherSpelling, person_keys
 
 
@@ -47,3 +50,22 @@ def _kind(owner: object) -> type:
         if isinstance(owner, kind):
             return kind
     raise ValueError(f"owners must be texts or whole numbers (got {type(owner).__name__})")
+
+
+def rows_by_owner(
+    owners: Sequence[object], examples: ExampleReader, privacy: LoopPrivacy
+) -> OwnerRows:
+    """The rows of each owner of a data set. Raises ValueError: the numbers of owners and rows
+    differ, or an option would separate rows from their owners."""
+    if examples.collate is not None:
+        raise ValueError(
+            "owners: a collate_fn may bring rows into another order: give a data set of finished "
+            "rows"
+        )
+    most = privacy.max_physical_batch
+    if most is not None and most < privacy.rows_per_owner:
+        raise ValueError(
+            f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not "
+            f"{most}"
+        )
+    return owner_rows(owners, len(examples), privacy.rows_per_owner)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from types import MethodType
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from discreet.dpsgd.item_draws import seeded
 from discreet.per_example.objective import Tree, batches_in, count_of, rows_of
 from discreet.per_example.trial import differ, is_same
 
@@ -39,18 +40,18 @@ _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.
 
 def check_collate(join: Join, items: Any) -> None:
     """Raises ValueError if a row of a batch depends on several of its examples, or on earlier
-    batches. Rows may change their order, and padding to the longest example is allowed: only
-    batches of the same shape are compared."""
+    batches. Rows may change their order, and be padded to the longest example, which `PaddingTrial`
+    tries with the model: only batches of the same shape are compared."""
     count = len(items)
-    with _seeded(0):
+    with seeded(0):
         examples = [items[place] for place in range(0, count, max(1, count // _TRIED))[:_TRIED]]
     drawn = [_joined(join, examples, seed=seed) for seed in range(_SEEDS)]
-    if _strangers(drawn[0], _joined(join, examples, seed=0)):
+    if strangers(drawn[0], _joined(join, examples, seed=0)):
         raise ValueError(
             "collate_fn: the same examples give another batch: it keeps something of those before, "
             "or draws random numbers that the seeds of torch, random and numpy do not repeat"
         )
-    draws = any(_strangers(drawn[0], other) for other in drawn)
+    draws = any(strangers(drawn[0], other) for other in drawn)
     mixes = False
     for place in range(len(examples) if len(examples) > 1 else 0):
         before = examples[:place]
@@ -58,11 +59,11 @@ def check_collate(join: Join, items: Any) -> None:
         if draws:  # for fewer examples it would draw other numbers
             changed = [*before, tree_map(_changed, examples[place]), *after]
             found = (
-                _strangers(_joined(join, changed, seed=seed), drawn[seed]) for seed in range(_SEEDS)
+                strangers(_joined(join, changed, seed=seed), drawn[seed]) for seed in range(_SEEDS)
             )
             mixes = mixes or max(found) > 1
         else:
-            mixes = mixes or _strangers(_joined(join, before + after, seed=0), drawn[0]) > 0
+            mixes = mixes or strangers(_joined(join, before + after, seed=0), drawn[0]) > 0
     if mixes:
         raise ValueError(
             "collate_fn: a row of the batch depends on several examples: make each row from its "
@@ -70,27 +71,12 @@ def check_collate(join: Join, items: Any) -> None:
         )
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """A context in which the generators are seeded; they are as before afterwards."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-
-
 def _joined(join: Join, examples: list[Any], *, seed: int) -> Batch:
-    with _seeded(seed):
+    with seeded(seed):
         return join(list(examples))
 
 
-def _strangers(some: Batch, among: Batch) -> int:
+def strangers(some: Batch, among: Batch) -> int:
     """The number of rows of a batch that are not in another one; 0 for batches of different
     shapes."""
     shapes = [
@@ -200,7 +186,7 @@ class _Copy:
 
     def read(self, place: int, join: Join, seed: int) -> Batch:
         """The batch of one item."""
-        with _seeded(seed):
+        with seeded(seed):
             return join([self._dataset[place]])
 
     def give_numbers(self, other: _Copy) -> None:

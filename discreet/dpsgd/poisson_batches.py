@@ -4,12 +4,14 @@ there is one noise."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -23,16 +25,19 @@ from torch.utils.data import (
     default_collate,
 )
 
-from discreet.dpsgd.loop_plan import LoopPrivacy
 from discreet.dpsgd.one_index import check_one_index
 from discreet.ledger.budget import BudgetSpent
 from discreet.ledger.charges import LedgerError
 from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import Tree, as_tree, batches_in, rows_of
-from discreet.privacy.owner_rows import OwnerRows, owner_rows
+from discreet.privacy.owner_rows import OwnerRows
 from discreet.privacy.private import Private
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.step_draws import step_batch
+
+if TYPE_CHECKING:
+    from discreet.dpsgd.item_draws import OwnSeeds
+    from discreet.dpsgd.padding import PaddingTrial
 
 _WORKERS = (
     "num_workers",
@@ -105,7 +110,7 @@ class ExampleReader:
         if self.collate is not None:
             from discreet.dpsgd.own_example import check_collate  # default_collate mixes nothing
 
-            check_collate(self._joined, self._items)
+            check_collate(self.joined, self._items)
 
     def __len__(self) -> int:
         """The number of examples. Raises ValueError: it is another than at first."""
@@ -128,8 +133,8 @@ class ExampleReader:
             from discreet.dpsgd.own_example import check_nothing_left
 
             self._items.owners = owners
-            self._items.join = self._joined
-            check_nothing_left(self.dataset, owners, self._joined)
+            self._items.join = self.joined
+            check_nothing_left(self.dataset, owners, self.joined)
 
     @property
     def _is_table(self) -> bool:
@@ -140,7 +145,16 @@ class ExampleReader:
         )
         return is_plain and self.collate is None
 
-    def __getitem__(self, positions: Sequence[int]) -> Batch:
+    def seeds(self, source: RandomSource, process: int) -> Iterator[OwnSeeds | None]:
+        """The seeds of a step's pieces; None for rows of tensors, which draw nothing."""
+        if self._is_table:
+            return itertools.repeat(None)
+        from discreet.dpsgd.item_draws import seeds_of_pieces
+
+        return seeds_of_pieces(source.child("items"), process)
+
+    def __getitem__(self, asked: tuple[Sequence[int], OwnSeeds | None]) -> Batch:
+        positions, seeds = asked
         if isinstance(self.dataset, TensorDataset) and self._is_table:
             parts = [
                 part[torch.tensor(positions, dtype=torch.int64, device=part.device)]
@@ -150,11 +164,16 @@ class ExampleReader:
                 parts if len(parts) == 2 else [tuple(parts[:-1]), parts[-1]], len(positions)
             )
         # An empty batch has the shapes and types of a batch of one.
-        examples = [self._items[position] for position in positions or [0]]
-        inputs, targets = self._joined(examples)
+        from discreet.dpsgd.item_draws import generators_kept
+
+        assert seeds is not None
+        with generators_kept():
+            examples = seeds.read(self._items, positions or [0])
+            inputs, targets = seeds.joined(self.joined, examples)
         return rows_of(inputs, slice(0, len(positions))), rows_of(targets, slice(0, len(positions)))
 
-    def _joined(self, examples: list[Any]) -> Batch:
+    def joined(self, examples: list[Any]) -> Batch:
+        """A batch of examples that were read."""
         return _checked((self.collate or default_collate)(examples), len(examples))
 
 
@@ -178,18 +197,28 @@ class PoissonBatches(Private):
     owners: OwnerRows | None = None
     drawn: dict[int, Tensor] = field(default_factory=dict)
 
+    @cached_property
+    def padding(self) -> PaddingTrial | None:
+        """The trial of padding; None without a collate_fn."""
+        if self.examples.collate is None:
+            return None
+        from discreet.dpsgd.padding import PaddingTrial
+
+        return PaddingTrial(self.examples.dataset, self.examples.joined)
+
     def pieces(self, steps: range) -> Iterator[Piece]:
         """The pieces of the batches of some steps. Workers read later ones ahead."""
         asked = deque[tuple[int, int, bool, Tensor, Tensor | None]]()
 
-        def positions() -> Iterator[Sequence[int]]:
+        def positions() -> Iterator[tuple[Sequence[int], OwnSeeds | None]]:
             for step in steps:
                 mine = self.processes.part(self._positions(step))
                 parts = list(self._parts(mine, step))
+                seeds = self.examples.seeds(self.source.child("step", step), self.processes.rank)
                 for number, (rows, owners) in enumerate(parts):
                     places = torch.tensor(rows, dtype=torch.int64)
                     asked.append((step, number, number == len(parts) - 1, places, owners))
-                    yield rows
+                    yield rows, next(seeds)
 
         generator = torch.Generator().manual_seed(int(self.source.child("workers").words(1)[0]))
         whole: Any = self.examples  # indexed by lists of positions, so torch does not batch again
@@ -235,25 +264,6 @@ class PoissonBatches(Private):
             self.drawn[step] = step_batch(self.source, step, count, probability=self.probability)
         positions: list[int] = self.drawn[step].tolist()
         return positions
-
-
-def rows_by_owner(
-    owners: Sequence[object], examples: ExampleReader, privacy: LoopPrivacy
-) -> OwnerRows:
-    """The rows of each owner of a data set. Raises ValueError: the numbers of owners and rows
-    differ, or an option would separate rows from their owners."""
-    if examples.collate is not None:
-        raise ValueError(
-            "owners: a collate_fn may bring rows into another order: give a data set of finished "
-            "rows"
-        )
-    most = privacy.max_physical_batch
-    if most is not None and most < privacy.rows_per_owner:
-        raise ValueError(
-            f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not "
-            f"{most}"
-        )
-    return owner_rows(owners, len(examples), privacy.rows_per_owner)
 
 
 def loaded(

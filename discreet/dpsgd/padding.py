@@ -1,0 +1,184 @@
+"""A trial of padding: an example that is padded to the longest one of its batch must have the
+gradient that it has alone. Otherwise a long example would move the gradients of all others, each by
+up to twice the clip norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from discreet.dpsgd.item_draws import seeded
+from discreet.dpsgd.own_example import strangers
+from discreet.layers.refusals import CONFUSED
+from discreet.per_example.agreement import in_float64
+from discreet.per_example.any_model import plain_gradient
+from discreet.per_example.attributes import put_back
+from discreet.per_example.left_outside import memory_of
+from discreet.per_example.objective import (
+    Objective,
+    Tree,
+    batches_in,
+    count_of,
+    mapped,
+    objective_of,
+    rows_of,
+    with_floats,
+)
+from discreet.per_example.per_example import trees_of
+from discreet.per_example.trial import Undrawn, agreement, differ, exact_products, same_chance
+
+Batch = tuple[Tree, Tree]
+Shapes = tuple[torch.Size, ...]
+_FIRST_LOOK = 8  # pieces, after which it is looked again, ever more seldom
+_LOOKS = 16  # at batches of new shapes, before lengths were found that differ
+_ITEMS = 32  # read of a batch; more of one that is longer than any of them
+_SHORT = 3  # of different shapes, which are tried with a longer one
+_SEEDS = 16  # by which it is seen that a collate_fn draws
+_TRIED = 2  # of its batches
+_EXACT = 1e-6  # the share of the largest value by which a gradient may change in float64
+
+
+class PaddingTrial:
+    """The trial of the data set of a loop, whose batches `join` makes.
+
+    It is made at the first batch in which examples have different shapes, and later ever more
+    seldom. A batch of one shape says nothing.
+    """
+
+    def __init__(self, dataset: Any, join: Callable[[list[Any]], Batch]) -> None:
+        self._dataset = dataset
+        self._join = join
+        self._seen = set[Shapes]()  # shapes of batches
+        self._pieces = 0
+        self._is_tried = False
+        self._waits = False  # a trial, until one ends without an error
+
+    def check(self, objective: Objective, batch: Batch, places: Sequence[int]) -> None:
+        """Raises ValueError: padding changes an example's gradient. `places`: of the examples of
+        the batch in the data set."""
+        self._pieces += 1
+        is_due = self._pieces >= _FIRST_LOOK and not self._pieces & (self._pieces - 1)
+        shapes = _shapes(batch)
+        is_new = shapes not in self._seen and len(self._seen) < _LOOKS
+        self._seen.add(shapes)
+        self._waits |= is_due or (is_new and not self._is_tried)
+        if not self._waits:
+            return
+        is_kept = True
+        with suppress(*CONFUSED):  # an example alone may be too short for the model
+            items = self._of_other_shapes(places, shapes)
+            if items:
+                *short, longer = items
+                is_kept = all(self._is_kept(objective, item, longer) for item in short)
+                self._is_tried = True
+        if not is_kept:
+            raise ValueError(
+                "collate_fn: it pads the examples of a batch to the longest, and the padding "
+                "changes their gradients (a mean over all positions, an LSTM's last step), so that "
+                "a long example would move those of all others: mask the padding in the model and "
+                "the loss, or pad to a fixed length that does not depend on the data"
+            )
+        self._waits = False
+
+    def _of_other_shapes(self, places: Sequence[int], whole: Shapes) -> list[Any]:
+        """Items of different shapes, the largest at last; none if all have the same."""
+        found = dict[Shapes, Any]()
+        for number, place in enumerate(places):
+            if number >= _ITEMS and (len(found) > 1 or whole in found):
+                break
+            with seeded(0):
+                item = self._dataset[place]
+            found.setdefault(_shapes(self._joined([item], 0)), item)
+        if len(found) < 2:
+            return []
+        ordered = sorted(found, key=lambda shapes: sum(shape.numel() for shape in shapes))
+        return [found[shapes] for shapes in (*ordered[:-1][:_SHORT], ordered[-1])]
+
+    def _is_kept(self, objective: Objective, item: Any, longer: Any) -> bool:
+        """True if an item has the same gradient alone as joined with a longer one: in float64, as a
+        little from each of many examples is much in a sum."""
+        model = objective.model
+        with suppress(*CONFUSED), in_float64(model):
+            return self._is_kept_by(objective_of(model, objective.loss), _EXACT, item, longer)
+        return self._is_kept_by(objective, agreement(objective), item, longer)
+
+    def _is_kept_by(self, objective: Objective, part: float, item: Any, longer: Any) -> bool:
+        """As `_is_kept`, up to a share `part` of the largest value."""
+        alone = self._joined([item], 0)
+        joined = [self._joined([item, longer], seed) for seed in range(_SEEDS)]
+        if any(strangers(joined[0], other) for other in joined):
+            return _is_kept_if_cut(objective, part, joined, _shapes(alone))
+        wanted = _gradient(objective, alone)
+        # The rows may be in another order.
+        return any(_agree(wanted, _gradient(objective, row), part) for row in _rows(joined[0]))
+
+    def _joined(self, items: list[Any], seed: int) -> Batch:
+        with seeded(seed):
+            return self._join(list(items))
+
+
+def _shapes(batch: Batch) -> Shapes:
+    """The shapes of the examples of a batch."""
+    return tuple(part.shape[1:] for part in batches_in(batch) if isinstance(part, Tensor))
+
+
+def _cut(row: Batch, shapes: Shapes) -> Iterator[Batch]:
+    """A row without the padding behind it, and without that before it; nothing if it is shorter
+    than that."""
+    for is_behind in (True, False):
+        sizes = iter(shapes)
+
+        def part(value: Any, is_behind: bool = is_behind, sizes: Iterator[Any] = sizes) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            for dim, size in enumerate(next(sizes), 1):
+                value = value.narrow(dim, 0 if is_behind else value.shape[dim] - size, size)
+            return value
+
+        with suppress(RuntimeError):
+            yield mapped(part, row)
+
+
+def _is_kept_if_cut(objective: Objective, part: float, joined: list[Batch], shapes: Shapes) -> bool:
+    """True if in each batch of an item, which alone has these shapes, and a longer one a row keeps
+    its gradient when it is cut to the shapes. So it is for a collate_fn that draws: for the item
+    alone it would draw other numbers."""
+    tried = 0
+    for batch in joined:
+        if tried == _TRIED:
+            break
+        rows = [(row, _gradient(objective, row)) for row in _rows(batch)]
+        if all(gradient.any() for _, gradient in rows):  # zeros say nothing
+            pairs = [(wanted, cut) for row, wanted in rows for cut in _cut(row, shapes)]
+            if not any(_agree(wanted, _gradient(objective, cut), part) for wanted, cut in pairs):
+                return False
+            tried += 1
+    return True
+
+
+def _rows(batch: Batch) -> list[Batch]:
+    return [rows_of(batch, [place]) for place in range(count_of(batch))]
+
+
+def _agree(one: Tensor, other: Tensor, part: float) -> bool:
+    return not differ(one, other, part)
+
+
+def _gradient(objective: Objective, batch: Batch) -> Tensor:
+    device = objective.parameters[0].device
+    batch = tree_map(lambda part: part if part is None else part.to(device), batch)
+    if objective.dtype == torch.float64:
+        batch = with_floats(Tensor.double, batch)
+    memory = memory_of(objective)
+    try:
+        with put_back(objective.kept), same_chance(device), Undrawn(), exact_products(device):
+            parts = plain_gradient(objective, *trees_of(*batch))
+    finally:
+        memory.restore()
+    return torch.cat([part.detach().flatten().to(objective.dtype) for part in parts])
