@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,8 +19,6 @@ from discreet.dpsgd.own_example import strangers
 from discreet.layers.refusals import CONFUSED
 from discreet.per_example.agreement import in_float64
 from discreet.per_example.any_model import plain_gradient
-from discreet.per_example.attributes import put_back
-from discreet.per_example.left_outside import memory_of
 from discreet.per_example.objective import (
     Objective,
     Tree,
@@ -30,6 +29,7 @@ from discreet.per_example.objective import (
     rows_of,
     with_floats,
 )
+from discreet.per_example.own_code import memory_for
 from discreet.per_example.per_example import trees_of
 from discreet.per_example.trial import Undrawn, agreement, differ, exact_products, same_chance
 
@@ -175,10 +175,7 @@ def _gradient(objective: Objective, batch: Batch) -> Tensor:
     batch = tree_map(lambda part: part if part is None else part.to(device), batch)
     if objective.dtype == torch.float64:
         batch = with_floats(Tensor.double, batch)
-    memory = memory_of(objective)
-    try:
-        with put_back(objective.kept), same_chance(device), Undrawn(), exact_products(device):
-            parts = plain_gradient(objective, *trees_of(*batch))
-    finally:
-        memory.restore()
+    objective = replace(objective, memory=memory_for(objective.modules, objective.loss))
+    with objective.put_back(), same_chance(device), Undrawn(), exact_products(device):
+        parts = plain_gradient(objective, *trees_of(*batch))
     return torch.cat([part.detach().flatten().to(objective.dtype) for part in parts])
