@@ -223,8 +223,10 @@ def _say_cells(file: Path, write: bool) -> None:
         return
     found, table = _opened(file_in(folder, description.file), description)
     _say_target(description, found, table)
-    if table is None or not description.columns:
+    if table is None:
         return
+    if not description.columns:
+        found = table.columns(as_text=True)
     cells = {name: column.to_pylist() for name, column in found.items()}
     text, names = completed(read_text(path, FolderError), table, cells, description.marks)
     if names and write:
@@ -232,6 +234,8 @@ def _say_cells(file: Path, write: bool) -> None:
         print(f"{path} now describes {', '.join(names)}, which are unconfirmed")
     elif names:
         print(f"{', '.join(names)}: can be described now. --write adds them to {path}")
+    if not description.columns:
+        return
     readings = readings_of(cells, description)
     counts = cell_counts(readings, description)
     for each in counts:

@@ -205,9 +205,9 @@ def outlook_at_clients(plan: Plan, work: ClientRound) -> NoiseOutlook | None:
 
 def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
     """Raises ConfigError, with settings that would work, if a run will not learn, unless its
-    settings ask for a warning only. `of_rounds`: the plan of the same settings for a number of
-    rounds; the noise for a target epsilon is computed anew."""
-    if plan.only_warns:
+    settings ask for a warning or for statistics only. `of_rounds`: the plan of the same settings
+    for a number of rounds; the noise for a target epsilon is computed anew."""
+    if plan.only_warns or plan.run.statistics.only:
         return
     outlook = noise_outlook(plan)
     if outlook.refused:

@@ -16,6 +16,7 @@ from discreet.data.cell_reading import Marks
 from discreet.data.description import read_description
 from discreet.data.encoding import read_cells
 from discreet.data.folder import load_folder
+from discreet.data.targets import FolderError
 from discreet.run_files.compose import load_asked, load_config
 from discreet.server.resolve import resolve
 from discreet.settings.rules import ConfigError
@@ -49,6 +50,11 @@ Capture = pytest.CaptureFixture[str]
         ("crp", ["3", "4", ">500"] * 9, "write the limit alone"),
         ("base excess", ["2-", "3", "1-"] * 9, "a sign after a number: write it before"),
         ("share", ["45%", "0.38", "41%"] * 9, "and others none"),
+        ("age", [f'="{at}"' for at in range(40)], 'has =" before and " after it, as Excel'),
+        ("plz", ['="01234"', '="01235"'] * 9, 'has =" before and " after it, as Excel'),
+        ("crp", ["1,5", "2.5", "#WERT!", "-", "1.250,5"] * 9, "other cells of the column a dec"),
+        ("crp", [f"{at},5" for at in range(40)] + ["-", "#WERT!"], "has decimal commas: write"),
+        ("crp", [f"{at},5" for at in range(40)] + ["ask", "gone"], 'empty = ["ask", "gone"]'),
     ],
 )
 def test_what_may_mean_two_things_is_left_out_with_the_choice(
@@ -75,6 +81,7 @@ def test_what_may_mean_two_things_is_left_out_with_the_choice(
         ("diagnosis", ["I21.4", "E11.9", "Z00"] * 9, 'fold = "icd10" }'),
         ("crp", ["5", "k.A.", "7"] * 9, 'missing = "middle", empty = ["k.A."] }'),
         ("crp", ["5", "<1", "7"] * 9, 'below = "half" }'),
+        ("crp", ["5", "#WERT!", "7", "-"] * 9, 'empty = ["#WERT!", "-"] }'),
         ("crp", ["5 mg/l", "12 mg/l", "7"] * 9, 'unit = "mg/l" }'),
     ],
 )
@@ -207,6 +214,22 @@ def test_a_corrected_column_is_described_without_beginning_anew(
     assert 'unconfirmed = ["dose", "y", "age"]' in text
     path.write_text(re.sub("unconfirmed = .*", "", text))
     assert checked(tmp_path, rows) == 0
+
+
+def test_a_table_of_which_no_column_is_described_says_so_and_starts_no_run(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["age,y", *(f'="{20 + at}",{at % 2}' for at in range(30))]
+    assert checked(tmp_path, rows, "--target", "y", "--write") == 0
+    assert "\n# No column is described, so a run has no inputs" in capsys.readouterr().out
+    path = tmp_path / "data.toml"
+    path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
+    with pytest.raises(FolderError, match=r"\[columns\] is empty, so there are no inputs"):
+        load_folder(str(tmp_path))
+    corrected = [row.replace('="', "").replace('"', "") for row in rows]
+    assert checked(tmp_path, corrected, "--write") == 2  # unconfirmed
+    assert "No column" not in path.read_text()
+    assert 'unconfirmed = ["age"]' in path.read_text()
 
 
 def test_two_spellings_of_an_owner_are_asked_and_the_answer_is_written(
