@@ -41,8 +41,10 @@ from discreet.data.description import (
 from discreet.data.targets import FolderError
 from discreet.run_files.whole_files import replace_file
 from discreet.settings.foreign_files import read_text
+from discreet.tables.header import header_hint
 from discreet.tables.owner_split import split_by_owner
 from discreet.tables.proposal import propose
+from discreet.tables.rows_by_person import form_of
 from discreet.tables.shared_description import Writing, adopted_text, read_shared, shared_text
 
 
@@ -99,6 +101,8 @@ def command(
         return
     given_table = CsvTable(file, separator, encoding)
     description = file.parent / DESCRIPTION
+    if form_of(file) == "csv" and (hint := header_hint(given_table)) is not None:
+        print(f"# {hint}")
     if action == "split":
         _split(given_table, owner, test, ids)
     elif description.is_file():
@@ -171,6 +175,7 @@ def _split(table: CsvTable, owner: str | None, share: float, ids: str | None) ->
 
 def _check(file: Path, write: bool) -> None:
     from discreet.data.folder import load_folder  # it imports PyTorch
+    from discreet.tables.target_counts import untested_classes
 
     folder = file.parent
     _say_cells(file, write)
@@ -181,6 +186,8 @@ def _check(file: Path, write: bool) -> None:
         f"{folder / DESCRIPTION} fits: {len(task.train)} rows, inputs of shape ({width}), "
         f"{len(task.test)} to test"
     )
+    for line in untested_classes(task, description):
+        print(line)
     start = f"discreet simulate experiment=table data.path={folder}"
     if not len(task.test):
         start += " evaluation.kind=none"

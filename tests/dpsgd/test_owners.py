@@ -197,6 +197,10 @@ def test_the_rows_of_an_owner_are_drawn_anew_in_each_step_each_as_often() -> Non
             "max_physical_batch must be at least",
         ),
         ({"batch_size": 7}, "batch_size must be at most 6"),
+        (
+            {"owners": None, "privacy": {"noise_multiplier": 1.0, "rows_per_owner": 8}},
+            "rows_per_owner needs owners=",
+        ),
     ],
 )
 def test_what_would_part_rows_from_their_owner_is_refused(

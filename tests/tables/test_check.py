@@ -380,6 +380,34 @@ def test_rows_without_a_target_are_counted_before_and_after_data_toml_is_there(
     assert "y is empty in 16 of 40 rows, first in line 4:" in capsys.readouterr().out
 
 
+def test_a_class_that_the_test_set_lacks_is_told_before_the_first_run(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["x,y", *(f"{at},{at % 2}" for at in range(30))]
+    (tmp_path / "test.csv").write_text("\n".join(rows[:1] + rows[1::2]))
+    toml = 'test = "test.csv"\n[columns]\nx = [0, 40]\n'
+    assert checked(tmp_path, rows, toml=toml) == 0
+    assert "test.csv has no row of class 1: nothing there can measure it" in capsys.readouterr().out
+    (tmp_path / "test.csv").write_text("\n".join(rows))
+    assert checked(tmp_path, rows) == 0
+    assert "has no row of class" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("header", "is_told"),
+    [("1,44,F,2.5", True), ("P1,44,F,no", True), ("pid,2019,2020,y", False), ("0,1,2,3", False)],
+)
+def test_a_first_row_that_looks_like_data_and_not_like_names_is_told(
+    header: str, is_told: bool, tmp_path: Path, capsys: Capture
+) -> None:
+    rows = [header, *(f"{at},{at % 7},{at % 3},{at % 2}" for at in range(40))]
+    assert checked(tmp_path, rows) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f'# the header "{header.replace(",", ", ")}" looks like') == is_told
+    assert data(["split", str(tmp_path / "a.csv")]) == 0
+    assert ("looks like data" in capsys.readouterr().out) == is_told
+
+
 def test_check_of_a_table_without_a_test_set_names_a_command_that_is_not_refused(
     tmp_path: Path, capsys: Capture
 ) -> None:
