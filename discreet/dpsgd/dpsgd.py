@@ -153,7 +153,7 @@ class DPSGD:
         owners: Sequence[object] | Tensor | None = None,
         privacy: LoopPrivacy = DEFAULT,
     ) -> None:
-        check_kinds(model, privacy, owners)
+        check_kinds(model, dataset, privacy, owners)
         check_loop_model(model)
         self._model = model
         self._privacy = privacy

@@ -51,9 +51,9 @@ def check_classes(targets: Tensor) -> None:
         raise ValueError(f"targets: cross-entropy needs {wanted}, not {targets.dtype}")
 
 
-def check_kinds(model: object, privacy: object, owners: object) -> None:
-    """Raises ValueError unless the model is a module and `privacy` a LoopPrivacy, which says
-    something of owners only if there are some."""
+def check_kinds(model: object, dataset: object, privacy: object, owners: object) -> None:
+    """Raises ValueError unless the model is a module, `privacy` a LoopPrivacy, which says something
+    of owners only if there are some, and the data set more than the tensors for one."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not isinstance(privacy, LoopPrivacy):
@@ -61,6 +61,8 @@ def check_kinds(model: object, privacy: object, owners: object) -> None:
             "privacy must be a LoopPrivacy, such as LoopPrivacy(noise_multiplier=1.0), not "
             f"{type(privacy).__name__}"
         )
+    if isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
+        raise ValueError("dataset: give torch.utils.data.TensorDataset(inputs, targets), no tuple")
     if owners is None and not isinstance(privacy.rows_per_owner, LeftOut):
         raise ValueError(
             "rows_per_owner needs owners=, the owner of each row: without it each row is protected "

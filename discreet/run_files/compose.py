@@ -218,8 +218,10 @@ def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iter
         ):
             yield
     except OverrideParseException as error:
-        quote = "quote a value with special characters, such as output_dir='\"a=b\"'"
-        raise ConfigError(f"{error.override} can't be read as NAME=VALUE: {quote}") from error
+        remedy = "quote a value with special characters, such as output_dir='\"a=b\"'"
+        if any(word.startswith("=") or word.endswith("=") for word in overrides):
+            remedy = "write no spaces around ="
+        raise ConfigError(f"{error.override} can't be read as NAME=VALUE: {remedy}") from error
     except HydraException as error:
         raise ConfigError(_said_of(_one_line(error), overrides, folder)) from error
 

@@ -195,6 +195,15 @@ def test_check_counts_what_it_can_not_read_by_column_and_shows_no_cell(
     assert "HIV" not in said.out + said.err
 
 
+def test_cells_below_a_limit_that_are_read_as_half_are_not_outside_of_the_range(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["crp,y", *(f"{('<4', 5, 9)[at % 3]},{at % 2}" for at in range(9))]
+    toml = '[columns]\ncrp = { kind = "number", low = 4, high = 9, below = "half" }\n'
+    assert checked(tmp_path, rows, toml=toml) == 0
+    assert "outside" not in capsys.readouterr().out
+
+
 def test_a_corrected_column_is_described_without_beginning_anew(
     tmp_path: Path, capsys: Capture
 ) -> None:
