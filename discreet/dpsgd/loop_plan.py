@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, spl
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.step_draws import step_noise
 from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, ClipConfig
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, did_you_mean
 from discreet.settings.wording import in_words
 
 if TYPE_CHECKING:
@@ -98,6 +98,13 @@ class LoopPrivacy:
     max_physical_batch: int | None = None
     rows_per_owner: int = ROWS_PER_OWNER
     distributed: bool = False
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                hint = did_you_mean(name, cls.__dataclass_fields__)
+                raise TypeError(f"LoopPrivacy has no argument {name}{hint}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.max_epsilon is not None:

@@ -24,8 +24,8 @@ FEWEST_ROUNDS = 5  # that are advised
 FEW_CLIENTS = 30  # below it noise that hides one of them leaves little to learn from
 EXAMPLES_INSTEAD = (
     f"with fewer than {FEW_CLIENTS} clients, protect examples rather than clients: "
-    "privacy.example, or DPSGD in the client's own training (discreet new; "
-    "docs/index.md)"
+    "DPSGD in the client's own training (discreet new; docs/index.md), or privacy.example in a run "
+    "of discreet's own clients"
 )
 EXAMPLE_CLIP = "privacy.example.clip_norm"
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion

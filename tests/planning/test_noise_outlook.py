@@ -125,7 +125,7 @@ def test_with_few_clients_the_example_level_is_named(clients: int, few: bool) ->
         "rounds=200",
         "privacy.delta=1e-5",
     )
-    assert ("privacy.example, or DPSGD" in said) == few
+    assert ("protect examples rather than clients: DPSGD in" in said) == few
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
