@@ -215,7 +215,9 @@ def test_three_hospitals_are_told_to_protect_examples_with_and_without_a_clip_no
     wide = ArrayRecord({"weight": Array(np.zeros((100, 100), np.float32))})
     for clip_norm in (1.0, None):
         mine = strategy(tmp_path / "run", population_size=3, **SHORT, clip_norm=clip_norm)
-        with pytest.raises(ConfigError, match=r"rather than clients: DPSGD in .*, or privacy\.example") as error:
+        with pytest.raises(
+            ConfigError, match=r"rather than clients: DPSGD in .*, or privacy\.example"
+        ) as error:
             mine.start(Nodes(), wide, num_rounds=30, timeout=2.0)
         assert "num_rounds=" not in str(error.value)
 
