@@ -42,6 +42,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"min_train_nodes": 2, "fraction_train": 0.5}, r"min_train_nodes must be 0: .* \(got 2\)"),
     ({"min_train_nodes": 9, "min_available_nodes": 8}, "min_train_nodes must be 0"),
     ({"population_size": None}, "population_size must be a whole number"),
+    ({"population_size": 0}, r"^population_size must be within \[1, 1e\+09\] \(got 0\)$"),
     ({"min_available_nodes": 11}, r"min_available_nodes must be within \[1, popul"),
     ({"fraction_train": 0.0}, r"fraction_train must be within \(0, 1\]"),
     ({"fraction_train": 0.5, "sampling": "everyone"}, "fraction_train must be 1 with sampling=ev"),
@@ -103,7 +104,6 @@ def test_an_argument_that_can_not_be_honoured_is_an_error_that_names_it(tmp_path
             strategy(tmp_path / "run", **given)
         assert "\n" not in str(error.value)
         assert "privacy." not in str(error.value)
-        assert str(error.value).count("population_size must be") <= 1
 
 
 def test_an_argument_that_is_not_known_is_an_error() -> None:
