@@ -77,6 +77,8 @@ WRONG = {
     "experiment=silo": "there is no experiment=silo; did you mean silos? There are adam_server, ",
     "experiment=adaptive_clipping_sweep": "experiment=adaptive_clipping_sweep is a sweep",
     "rounds=2,3": "--multirun rounds=2,3 makes",
+    "rounds = 2": "write no spaces around =",
+    "privacy.user.target_epsilon=3,5": "If a decimal number is meant, write 3.5",
     "privacy.user.clip.norm=1,2,": "privacy.user.clip.norm=1,2, can't be read",
     "output_dir=out/lr=0.1": "output_dir=out/lr=0.1 can't be read",
     "model.freeze=layer": "model.freeze must be a list (got layer)",

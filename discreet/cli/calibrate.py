@@ -28,6 +28,7 @@ most --examples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Literal
 
@@ -84,12 +85,9 @@ def command(
         require(population >= 1, "--population", "at least 1", population)
         require(delta < 1 / population, "--delta", f"below 1 / {population}, the population", delta)
     lines = [f"{guarantee}-level, delta {delta:g}; noise multipliers are noise over {over}"]
-    if (aggregation == "secure") != (clients is not None) or (sampling == "cyclic") != (
-        groups is not None
-    ):
-        raise ValueError(
-            "--aggregation secure and --clients belong together, and --sampling cyclic and --groups"
-        )
+    is_secure = aggregation == "secure"
+    _require_both({"--aggregation secure": is_secure, "--clients": clients is not None})
+    _require_both({"--sampling cyclic": sampling == "cyclic", "--groups": groups is not None})
     if clients is not None:
         if guarantee == LOCAL or of_examples != (examples is not None):
             raise ValueError("--aggregation secure is for user, or for example with --examples")
@@ -120,6 +118,14 @@ def command(
         lines.append(f"{ZERO_OUT}. {holds}")
     print_table(question.rows(prices))
     print(*lines, *question.running_sums(prices), sep="\n")
+
+
+def _require_both(given: Mapping[str, bool]) -> None:
+    """Raises ValueError if one of two options is given and the other is not."""
+    for option, is_given in given.items():
+        if not is_given and any(given.values()):
+            (other,) = given.keys() - {option}
+            raise ValueError(f"{other} needs {option}")
 
 
 def _sampled(

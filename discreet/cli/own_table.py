@@ -41,8 +41,10 @@ from discreet.data.description import (
 from discreet.data.targets import FolderError
 from discreet.run_files.whole_files import replace_file
 from discreet.settings.foreign_files import read_text
+from discreet.tables.header import header_hint
 from discreet.tables.owner_split import split_by_owner
 from discreet.tables.proposal import propose
+from discreet.tables.rows_by_person import form_of
 from discreet.tables.shared_description import Writing, adopted_text, read_shared, shared_text
 
 
@@ -99,6 +101,8 @@ def command(
         return
     given_table = CsvTable(file, separator, encoding)
     description = file.parent / DESCRIPTION
+    if form_of(file) == "csv" and (hint := header_hint(given_table)) is not None:
+        print(f"# {hint}")
     if action == "split":
         _split(given_table, owner, test, ids)
     elif description.is_file():
@@ -171,6 +175,7 @@ def _split(table: CsvTable, owner: str | None, share: float, ids: str | None) ->
 
 def _check(file: Path, write: bool) -> None:
     from discreet.data.folder import load_folder  # it imports PyTorch
+    from discreet.tables.target_counts import untested_classes
 
     folder = file.parent
     _say_cells(file, write)
@@ -181,6 +186,8 @@ def _check(file: Path, write: bool) -> None:
         f"{folder / DESCRIPTION} fits: {len(task.train)} rows, inputs of shape ({width}), "
         f"{len(task.test)} to test"
     )
+    for line in untested_classes(task, description):
+        print(line)
     start = f"discreet simulate experiment=table data.path={folder}"
     if not len(task.test):
         start += " evaluation.kind=none"
@@ -223,8 +230,10 @@ def _say_cells(file: Path, write: bool) -> None:
         return
     found, table = _opened(file_in(folder, description.file), description)
     _say_target(description, found, table)
-    if table is None or not description.columns:
+    if table is None:
         return
+    if not description.columns:
+        found = table.columns(as_text=True)
     cells = {name: column.to_pylist() for name, column in found.items()}
     text, names = completed(read_text(path, FolderError), table, cells, description.marks)
     if names and write:
@@ -232,6 +241,8 @@ def _say_cells(file: Path, write: bool) -> None:
         print(f"{path} now describes {', '.join(names)}, which are unconfirmed")
     elif names:
         print(f"{', '.join(names)}: can be described now. --write adds them to {path}")
+    if not description.columns:
+        return
     readings = readings_of(cells, description)
     counts = cell_counts(readings, description)
     for each in counts:

@@ -65,6 +65,8 @@ def command(
         ids = None
     else:
         ids = (id_column, cells.tolist())
+    if data is not None and not len(inputs):
+        print(f"discreet: {data} has no rows to predict", file=sys.stderr)
     said = predictions.predict(saved, inputs)
     replace_file(out, predictions.predictions_csv(saved, said, targets, ids=ids).encode())
     print(f"{len(said)} predictions: {out.resolve()}")

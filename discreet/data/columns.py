@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import date
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -280,7 +281,9 @@ def _column_of(name: str, value: Any) -> Column:
     known = {each.name for each in fields(Column)} - {"name"}
     unknown = [key for key in value if key not in known]
     if unknown:
-        raise ValueError(f"{name}: unknown key {unknown[0]}; there are {', '.join(sorted(known))}")
+        meant = "".join(f"; did you mean {key}?" for key in get_close_matches(unknown[0], known, 1))
+        there = f"there are {', '.join(sorted(known))}"
+        raise ValueError(f"{name}: unknown key {unknown[0]}{meant or ';'} {there}")
     facts = {key: _value_of(name, key, each) for key, each in value.items() if key != "name"}
     if facts.get("fold") is not None:
         facts.setdefault("levels", CHAPTERS)

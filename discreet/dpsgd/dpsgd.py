@@ -154,7 +154,7 @@ class DPSGD:
         owners: Sequence[object] | Tensor | None = None,
         privacy: LoopPrivacy = DEFAULT,
     ) -> None:
-        check_kinds(model, privacy)
+        check_kinds(model, dataset, privacy, owners)
         check_loop_model(model)
         self._model = model
         self._privacy = privacy

@@ -38,6 +38,8 @@ def to_group_norm(model: nn.Module, groups: int = 32) -> nn.Module:
     >>> to_group_norm(model, groups=16)[1].num_groups
     8
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if groups < 1:
         raise ValueError(f"groups must be at least 1 (got {groups})")
     for name, layer in model.named_modules():

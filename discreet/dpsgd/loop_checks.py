@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from discreet.dpsgd.loop_optimizers import STEPS
-from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy, check_number
+from discreet.dpsgd.loop_plan import LeftOut, LoopPlan, LoopPrivacy, check_number
 from discreet.per_example.objective import PADDING, Loss, trainable
 
 
@@ -51,14 +51,22 @@ def check_classes(targets: Tensor) -> None:
         raise ValueError(f"targets: cross-entropy needs {wanted}, not {targets.dtype}")
 
 
-def check_kinds(model: object, privacy: object) -> None:
-    """Raises ValueError unless the model is a module and `privacy` a LoopPrivacy."""
+def check_kinds(model: object, dataset: object, privacy: object, owners: object) -> None:
+    """Raises ValueError unless the model is a module, `privacy` a LoopPrivacy, which says something
+    of owners only if there are some, and the data set more than the tensors for one."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if not isinstance(privacy, LoopPrivacy):
         raise ValueError(
             "privacy must be a LoopPrivacy, such as LoopPrivacy(noise_multiplier=1.0), not "
             f"{type(privacy).__name__}"
+        )
+    if isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
+        raise ValueError("dataset: give torch.utils.data.TensorDataset(inputs, targets), no tuple")
+    if owners is None and not isinstance(privacy.rows_per_owner, LeftOut):
+        raise ValueError(
+            "rows_per_owner needs owners=, the owner of each row: without it each row is protected "
+            "alone"
         )
 
 

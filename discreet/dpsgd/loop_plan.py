@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from discreet.privacy.quantile import BIT_SENSITIVITY, default_count_stddev, spl
 from discreet.privacy.randomness import RandomSource
 from discreet.privacy.step_draws import step_noise
 from discreet.settings.clip_choice import CLIP_WORDS, AdaptiveClipping, ClipConfig
-from discreet.settings.rules import ConfigError
+from discreet.settings.rules import ConfigError, did_you_mean
 from discreet.settings.wording import in_words
 
 if TYPE_CHECKING:
@@ -30,6 +30,13 @@ Schedule = float | Sequence[float] | Callable[[int], float]
 # Largest noise on the share of norms within the clip norm. The share for a clip norm that is much
 # too small is 0.5 from that for a right one.
 LARGEST_DOUBT = 0.2
+
+
+class LeftOut(int):
+    """A number that nobody has chosen."""
+
+
+ROWS_PER_OWNER = LeftOut(8)
 
 
 def check_whole(name: str, value: int) -> None:
@@ -71,7 +78,8 @@ class LoopPrivacy:
       max_physical_batch: the largest number of examples that are read and processed at a time. The
         loop yields larger batches in pieces. None: batches are whole.
       rows_per_owner: with `DPSGD(..., owners=...)` the largest number of rows of one owner in a
-        step, drawn secretly. A larger number needs more work but no more noise.
+        step, drawn secretly; 8 if it is left out. A larger number needs more work but no more
+        noise.
       distributed: the loop is one of the processes of torch.distributed's default group, each of
         which works on its part of every batch. All get the same arguments; the first one keeps the
         account and draws the noise.
@@ -88,8 +96,15 @@ class LoopPrivacy:
     public_num_examples: int | None = None
     seed: int | None = None
     max_physical_batch: int | None = None
-    rows_per_owner: int = 8
+    rows_per_owner: int = ROWS_PER_OWNER
     distributed: bool = False
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                hint = did_you_mean(name, cls.__dataclass_fields__)
+                raise TypeError(f"LoopPrivacy has no argument {name}{hint}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.max_epsilon is not None:

@@ -14,6 +14,7 @@ import torch
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
+from discreet.dpsgd.argument_names import names_meant
 from discreet.flower.app_behind import App, noised_from
 from discreet.flower.array_layout import ROUND, ArrayLayout, layout_of, only_arrays
 from discreet.ledger.durable_ledger import Charge, DurableLedger
@@ -43,6 +44,7 @@ INSTEAD = (
 logger = logging.getLogger("discreet.client")
 
 
+@names_meant
 def local_dp_mod(
     *,
     clip_norm: float,

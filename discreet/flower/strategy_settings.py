@@ -111,6 +111,7 @@ ARGUMENTS = {
     **{
         f"evaluation.{name}": f"private_evaluation.{name}" for name in ("every", "noise_multiplier")
     },
+    "privacy.user.too_noisy=warn": 'mechanism=CentralGaussian(..., too_noisy="warn")',
     "privacy.user.aggregation": "mechanism",
     "privacy.user.aggregation=secure": "mechanism=MaskedGaussian",
     "server.round_timeout": "timeout",
@@ -121,11 +122,14 @@ ARGUMENTS = {
 
 @contextmanager
 def in_words_of_arguments() -> Iterator[None]:
-    """A context in which errors about a setting name the argument instead."""
+    """A context in which errors about a setting name the argument instead, once if it stands for
+    several settings."""
     try:
         yield
     except (ConfigError, LedgerError) as error:
-        raise type(error)(in_words(error, ARGUMENTS)) from error
+        lines = in_words(error, ARGUMENTS).splitlines()
+        said = "\n  ".join(dict.fromkeys(line.strip() for line in lines))
+        raise type(error)(said) from error
 
 
 def _refuse(given: Mapping[str, Any]) -> None:

@@ -269,9 +269,9 @@ def _earlier(state: RoundState) -> Mapping[str, Tensor]:
         done = 0
     if done != state.round:
         raise LedgerError(
-            f"the noise keys are those after round {done}, but the run is at round "
-            f"{state.round}. A finished run cannot be resumed, and a run whose keys are lost "
-            "must start over"
+            "a finished run with correlated noise can't be resumed, nor one whose noise keys are "
+            f"lost: start a new one (the keys are those after round {done}, the run is at round "
+            f"{state.round})"
         )
     return kept
 

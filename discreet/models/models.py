@@ -186,10 +186,11 @@ def model_for(settings: ModelConfig, shape: TaskShape, *, seed: int) -> nn.Modul
         torch.default_generator.manual_seed(seed)
         try:
             model = build()
-        except MISTAKES as error:
+        except (*MISTAKES, OSError) as error:
             if (name in MODELS or name.startswith(HF)) and isinstance(error, ValueError):
                 raise
-            raise ValueError(f"model.name: {name}{arguments} failed: {error}") from error
+            said = f"failed with {type(error).__name__}: {error}"
+            raise ValueError(f"model.name: {name}{arguments} {said}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"model.name: {name} gave a {type(model).__name__}, not a torch.nn.Module")
     _freeze(model, settings.freeze)
@@ -234,11 +235,13 @@ def own_builder(name: str, *, setting: str = "model.name") -> Builder:
     if here not in sys.path:
         sys.path.append(here)
     try:
-        builder: Builder | None = getattr(importlib.import_module(module), function, None)
+        imported = importlib.import_module(module)
     except MISTAKES as error:
         raise ValueError(f"{setting}: {module!r} of {name} can't be imported: {error}") from error
+    builder: Builder | None = getattr(imported, function, None)
     if builder is None:
-        raise ValueError(f"{setting}: {module} has no {function!r}")
+        where = getattr(imported, "__file__", None) or "Python itself"
+        raise ValueError(f"{setting}: {module} has no {function!r}; it is {where}")
     if not callable(builder):
         raise ValueError(f"{setting}: {name} is a {type(builder).__name__}, not a function")
     return builder

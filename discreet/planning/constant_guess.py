@@ -48,6 +48,8 @@ class ConstantGuess:
     def warning(self, row: Mapping[str, Any]) -> str | None:
         """A warning if the model with this row of metrics.csv does not beat the guess; otherwise
         None."""
+        if self.share == 1:
+            return "the test set has one class alone, so no score of it says what the model learned"
         said = list[str]()
         accuracy = row.get("accuracy")
         loss = row.get("loss")
@@ -55,7 +57,7 @@ class ConstantGuess:
             others = [
                 f"{name} {row[name]:.3f}"
                 for name in ("auc", "balanced_accuracy")
-                if row.get(name) is not None
+                if math.isfinite(row.get(name) or math.nan)
             ]
             if others:
                 read = f": read {' and '.join(others)} instead"
@@ -84,7 +86,7 @@ def constant_guess(task: Task, settings: TaskConfig) -> ConstantGuess | None:
         settings.loss in (None, "cross_entropy", "least_squares") and settings.class_weights is None
     )
     if plain:
-        loss = float(-torch.special.xlogy(shares, shares).sum())
+        loss = max(0.0, float(-torch.special.xlogy(shares, shares).sum()))  # -0.0 of one class
     else:
         loss = None
     return ConstantGuess(

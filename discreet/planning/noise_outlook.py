@@ -24,8 +24,8 @@ FEWEST_ROUNDS = 5  # that are advised
 FEW_CLIENTS = 30  # below it noise that hides one of them leaves little to learn from
 EXAMPLES_INSTEAD = (
     f"with fewer than {FEW_CLIENTS} clients, protect examples rather than clients: "
-    "privacy.example, or DPSGD in the client's own training (discreet new; "
-    "docs/index.md)"
+    "DPSGD in the client's own training (discreet new; docs/index.md), or privacy.example in a run "
+    "of discreet's own clients"
 )
 EXAMPLE_CLIP = "privacy.example.clip_norm"
 FULL_LOCAL_WORK = 0.2  # clients that learn less than this in a round answer noise in proportion
@@ -205,9 +205,9 @@ def outlook_at_clients(plan: Plan, work: ClientRound) -> NoiseOutlook | None:
 
 def check_noise(plan: Plan, of_rounds: Callable[[int], Plan]) -> None:
     """Raises ConfigError, with settings that would work, if a run will not learn, unless its
-    settings ask for a warning only. `of_rounds`: the plan of the same settings for a number of
-    rounds; the noise for a target epsilon is computed anew."""
-    if plan.only_warns:
+    settings ask for a warning or for statistics only. `of_rounds`: the plan of the same settings
+    for a number of rounds; the noise for a target epsilon is computed anew."""
+    if plan.only_warns or plan.run.statistics.only:
         return
     outlook = noise_outlook(plan)
     if outlook.refused:

@@ -129,6 +129,8 @@ class Question:
                     band = ""
                 found = f"{noise * turns.running_sum_noise:.4g} clip norms (root mean square)"
                 said.append(f"{price.sampling}{band}: noise on the running sum of updates {found}")
+        if said:
+            said.append("a model adds up all rounds: compare the running sums, not the multipliers")
         return said
 
     def rows(self, prices: Sequence[Price]) -> list[dict[str, object]]:

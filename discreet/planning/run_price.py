@@ -28,7 +28,7 @@ def price_lines(plan: Plan, units: int | None = None) -> Iterator[str]:
     if not plan.is_private:
         yield "no guarantee of this run has noise: it protects nobody"
     yield from plan.reasons
-    if plan.charges_server:
+    if plan.charges_server and not plan.run.statistics.only:  # which learns nothing
         outlook = noise_outlook(plan)
         yield outlook.line
     yield (

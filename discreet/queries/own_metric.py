@@ -18,6 +18,8 @@ SETTING = "evaluation.metrics"
 
 logger = logging.getLogger("discreet")
 
+_TOLD = set[tuple[str, str]]()  # the metrics that have failed, with the errors
+
 
 def own_metric(name: str) -> Answer:
     """Values of examples, (n,), by the function `package.module:function` of one's own. It is given
@@ -30,7 +32,11 @@ def own_metric(name: str) -> Answer:
         try:
             found = float(function(output, target))
         except MISTAKES as error:
-            logger.warning("%s: %s failed: %s", SETTING, name, error)
+            kind = type(error).__name__
+            if (name, kind) not in _TOLD:
+                _TOLD.add((name, kind))
+                said = f"failed with {kind}, which counts as 0 and is told once"
+                logger.warning("%s: %s %s: %s", SETTING, name, said, error)
             found = math.nan
         memory.restore()  # what it keeps of an example reaches no other
         return 0.0 if math.isnan(found) else min(1.0, max(0.0, found))

@@ -218,8 +218,10 @@ def hydra_on_conf(overrides: Sequence[str], *, conf: Path | None = None) -> Iter
         ):
             yield
     except OverrideParseException as error:
-        quote = "quote a value with special characters, such as output_dir='\"a=b\"'"
-        raise ConfigError(f"{error.override} can't be read as NAME=VALUE: {quote}") from error
+        remedy = "quote a value with special characters, such as output_dir='\"a=b\"'"
+        if any(word.startswith("=") or word.endswith("=") for word in overrides):
+            remedy = "write no spaces around ="
+        raise ConfigError(f"{error.override} can't be read as NAME=VALUE: {remedy}") from error
     except HydraException as error:
         raise ConfigError(_said_of(_one_line(error), overrides, folder)) from error
 
@@ -266,9 +268,13 @@ def _said_of(message: str, overrides: Sequence[str], conf: Path) -> str:
     """Hydra's message, or a better one about a list or an experiment that does not exist."""
     if "Ambiguous value" in message or "requires --multirun" in message:
         word = next(word for word in overrides if f"'{word}'" in message)
-        return (
+        said = (
             f"{word} is a list of values: discreet simulate --multirun {word} makes a run of each"
         )
+        decimal = re.search(r"=([+-]?\d+),(\d+)$", word)
+        if decimal is None:
+            return said
+        return f"{said}. If a decimal number is meant, write {decimal[1]}.{decimal[2]}"
     missing = re.search(r"Could not find 'experiment/(.*)'", message)
     if missing is None:
         return message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedParameter
 
 from discreet.data.examples import Task
 from discreet.data.targets import CLASSES, LABELS, NUMBERS, SEQUENCES, SURVIVAL
@@ -97,12 +98,23 @@ def check_fits(settings: ModelConfig, task: Task) -> int:
         )
     try:
         model = model_for(settings, task.shape, seed=_TRIAL_SEED)
+        _check_sizes(name, model)
         check_model(model)
         _check_frozen(name, model, model_for(settings, task.shape, seed=_OTHER_SEED))
         _try_model(name, model, task)
     except ValueError as error:
         raise ValueError(f"{error} (data.name: {task.name})") from error
     return sum(parameter.numel() for parameter in trainable(model))
+
+
+def _check_sizes(name: str, model: nn.Module) -> None:
+    """Raises ValueError for a layer that has no size before its first call."""
+    for parameter, value in model.named_parameters():
+        if isinstance(value, UninitializedParameter):
+            raise ValueError(
+                f"model.name: {name} has no size for {parameter} yet: give each layer its sizes, "
+                "as in nn.Linear(8, 3) instead of nn.LazyLinear(3)"
+            )
 
 
 def _check_frozen(name: str, model: nn.Module, again: nn.Module) -> None:

@@ -21,6 +21,7 @@ from discreet.planning.noise_outlook import check_noise
 from discreet.planning.plan import Plan, check_cost, resolve_noise
 from discreet.protocol.messages import EVALUATION
 from discreet.queries.query import query_of, shape_of_data
+from discreet.server.metric_check import check_metrics
 from discreet.server.model_check import check_fits
 from discreet.server.population_account import PopulationAccount
 from discreet.server.rising import check_rising
@@ -71,6 +72,8 @@ def _decided(
         config = replace(config, privacy=privacy)
     config = with_clip_norm(config, linear)
     run = client_settings(config)
+    if run.evaluation.kind != "none":
+        check_metrics(run.evaluation.metrics, task.shape)
     query = None
     if run.evaluation.private:
         query = query_of(EVALUATION, run, task.shape)

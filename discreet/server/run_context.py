@@ -99,6 +99,9 @@ def open_run(
             [row for row in folder.read_metrics() if (row["round"] or 0) <= state.round]
         )
         logger.info("resumed after round %d", state.round)
+        if state.round > plan.run.rounds:
+            said = "rounds=%d: no round is added, and none taken away: the run has %d already"
+            logger.warning(said, plan.run.rounds, state.round)
     if not call.resume:
         folder.write_config(plan.as_asked, device=call.device, name=ASKED)
     folder.write_config(plan.settings, device=call.device)  # from here on there is a run

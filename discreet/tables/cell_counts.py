@@ -67,7 +67,7 @@ def cell_counts(readings: Mapping[str, Reading], description: DataDescription) -
 
 
 def _counted(column: Column, reading: Reading) -> CellCounts:
-    strange = ~reading.empty
+    strange = ~reading.empty & ~reading.below  # "<4,5" is read as half of it, below any range
     strange[[row for row, _ in reading.wrong]] = False
     outside = 0
     unlisted = 0

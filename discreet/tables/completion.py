@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from discreet.data.cell_reading import Marks
 from discreet.data.csv_table import CsvTable
-from discreet.tables.proposal import column_lines, guessed_column
+from discreet.tables.proposal import NO_INPUTS, column_lines, guessed_column
 from discreet.tables.written_numbers import marks_in
 
 LEFT_OUT = re.compile(r"# (.+?) is left out: ")
@@ -31,6 +31,8 @@ def completed(
             guess = guessed_column(name, cells[name], marks, both_marks=both_marks)
             (lines[place],) = column_lines({name: guess}, table)
             described += [name] * bool(guess.line)
+    if described:
+        lines = [line for line in lines if line != NO_INPUTS]
     return _with_unconfirmed("\n".join(lines) + "\n", described), described
 
 

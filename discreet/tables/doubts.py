@@ -12,11 +12,13 @@ from itertools import chain
 from discreet.data.cell_reading import ABOVE, Marks, day_in
 from discreet.data.empty_cells import is_empty
 from discreet.tables.written_numbers import (
+    COMMA,
     COMMA_GROUPS,
     POINT,
     POINT_GROUPS,
     SPACE_GROUPS,
     WORDS,
+    marks_in,
     written_numbers,
 )
 
@@ -27,6 +29,8 @@ SHORT_YEAR = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d\d", re.ASCII)
 SHORT_FORMATS = ("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d")
 # Formats that differ in the place of day and month alone.
 TWINS = (("%d/%m/%Y", "%m/%d/%Y"), ("%d-%m-%Y", "%m-%d-%Y"))
+EXCEL_TEXT = re.compile(r'="[^"]*"')
+EITHER_MARKS = (Marks(",", "."), Marks(".", ","))
 MIXED_ORDER = "has the month before the day, and others after it: write all in one order"
 
 
@@ -44,10 +48,23 @@ _Found = tuple[Callable[[str], object], str]  # true for a doubtful cell, and th
 def doubt_in(cells: Sequence[str], marks: Marks) -> Doubt | None:
     """The doubt about a column that is no number and no date as it stands, if there is one."""
     full = [cell.strip() for cell in cells if not is_empty(cell)]
-    kinds = (_commas(full, marks), _other_marks(full, marks), _limits(full, marks))
+    kinds = (
+        _both_marks(full),
+        _commas(full, marks),
+        _other_marks(full, marks),
+        _limits(full, marks),
+    )
     for fits, why in chain(*kinds, _signs(full, marks), _units(full), _days(full)):
         return Doubt(first_row(cells, fits), f"{why}, and check again")
     return None
+
+
+def excel_doubt(cells: Sequence[str]) -> Doubt | None:
+    """The doubt about cells such as ="044", if there are any."""
+    if not any(EXCEL_TEXT.fullmatch(cell.strip()) for cell in cells):
+        return None
+    why = 'has =" before and " after it, as Excel writes text: take both out, and check again'
+    return Doubt(first_row(cells, EXCEL_TEXT.fullmatch), why)
 
 
 def point_doubt(cells: Sequence[str]) -> Doubt | None:
@@ -65,6 +82,14 @@ def point_doubt(cells: Sequence[str]) -> Doubt | None:
 
 def first_row(cells: Sequence[str], fits: Callable[[str], object]) -> int:
     return next(at for at, cell in enumerate(cells) if fits(cell.strip()))
+
+
+def _both_marks(full: Sequence[str]) -> Iterator[_Found]:
+    """Numbers of one column with decimal commas and decimal points."""
+    numbers = [cell for cell in full if any(written_numbers([cell], each) for each in EITHER_MARKS)]
+    if len(numbers) > len(full) / 2 and marks_in({"": numbers}).both:
+        one = "write one mark in the whole table"
+        yield COMMA.match, f"has a comma, and other cells of the column a decimal point: {one}"
 
 
 def _commas(full: Sequence[str], marks: Marks) -> Iterator[_Found]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from discreet.data.csv_table import CsvTable
 from discreet.data.description import DataDescription
 from discreet.data.targets import FolderError
 from discreet.settings.rules import brief
+
+NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?", re.ASCII)
+YEAR = re.compile(r"(19|20)\d\d", re.ASCII)
 
 
 def names_in(table: CsvTable) -> list[str]:
@@ -20,6 +24,20 @@ def names_in(table: CsvTable) -> list[str]:
             "separates the columns, give it with --separator. Remove lines above the header"
         )
     return names
+
+
+def header_hint(table: CsvTable) -> str | None:
+    """A sentence on a header that looks like a row of data; None for one that looks like names,
+    which may be years or the numbers of the columns."""
+    names = table.header()
+    numbers = [name for name in names if NUMBER.fullmatch(name)]
+    counted = any(names == [str(at + first) for at in range(len(names))] for first in (0, 1))
+    if counted or not numbers or all(map(YEAR.fullmatch, numbers)):
+        return None
+    return (
+        f'the header "{brief(", ".join(names))}" looks like data: if the file has no header, write '
+        "the names of the columns in a line above"
+    )
 
 
 def column_place(name: str, table: CsvTable) -> int:

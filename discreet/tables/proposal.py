@@ -20,9 +20,11 @@ from discreet.data.empty_cells import is_empty
 from discreet.data.targets import FolderError
 from discreet.privacy.person import KEY, OtherSpelling, person_keys
 from discreet.tables.doubts import (
+    EITHER_MARKS,
     SHORT_FORMATS,
     TWINS,
     doubt_in,
+    excel_doubt,
     first_row,
     point_doubt,
 )
@@ -55,6 +57,7 @@ DATE_FORMATS = (
 )
 LIKE_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}", re.ASCII)
 CODE = re.compile(r"\d+", re.ASCII)
+WITH_DIGIT = re.compile(r"\d")
 POWER_CODE = re.compile(r"\d+E\d+", re.ASCII | re.I)
 LEADING_ZERO = re.compile(r"0\d+", re.ASCII)
 ICD_CODE = re.compile(r"[A-Z]\d\d(\.?[\dA-Z]{1,4})?[+*!-]?", re.ASCII | re.I)
@@ -82,6 +85,8 @@ WARNING = """\
 CODES_AS_WORDS = 'if these are codes: { kind = "category", levels = [...] }'
 DIFFERENT = "every row has a different number, like an identifier"
 CURVES = 3  # of a number: enough for a U or an S
+FEW_WORDS = 3  # among numbers
+NO_INPUTS = "# No column is described, so a run has no inputs: do as these lines say"
 FEW_NUMBERS = 3  # which a line or one bend describes
 SKEWED = 0.2  # the share of its range below which the median of a skewed number lies
 PAIRS_LINES = (
@@ -147,10 +152,18 @@ def propose(
         raise FolderError(f"{table.path}: {error}") from None
     if any(line.startswith("target_low") for line in lines):
         lines += event_hint(inputs, target)
-    lines += ["", "[columns]", *column_lines(guesses, table)]
-    if sum(bool(each.line) for each in guesses.values()) > 1:
-        lines += ["", *PAIRS_LINES]
+    lines += ["", "[columns]", *column_lines(guesses, table), *_last_lines(guesses)]
     return "\n".join(lines) + "\n"
+
+
+def _last_lines(guesses: Mapping[str, Guess]) -> Sequence[str]:
+    """The last lines of a description, which depend on how many columns are described."""
+    described = sum(bool(each.line) for each in guesses.values())
+    if not described:
+        return (NO_INPUTS,)
+    if described == 1:
+        return ()
+    return ("", *PAIRS_LINES)
 
 
 def _check_given(given: Mapping[str, str | None], table: CsvTable) -> None:
@@ -237,6 +250,8 @@ def guessed_column(
     full = [cell.strip() for cell in cells if not is_empty(cell)]
     if not full:
         return Guess("", "it is empty")
+    if doubt := excel_doubt(cells):
+        return Guess("", doubt.why, doubt.row)
     some_empty = len(full) < len(cells)
     if name in INDEX and numbers_rows(full):
         return Guess("", "it numbers the rows, as the index that pandas writes")
@@ -363,15 +378,26 @@ def _nearly(cells: Sequence[str], marks: Marks) -> Guess | None:
         if not is_empty(cell) and cell.strip().casefold() not in WORDS
     ]
     kinds: dict[str, Callable[[list[str]], object]] = {
-        "is not a number, as most are": partial(numbers_of, marks=marks)
+        "is not a number, as most are": partial(_numbers_by_any, marks=(marks, *EITHER_MARKS))
     }
     for form in filter(None, DATE_FORMATS):
         kinds[f"is not a date in the format {form}, as most are"] = partial(_days, form)
     for why, read in kinds.items():
         wrong = [row for row, cell in full if read([cell]) is None]
         if 0 < len(wrong) < len(full) / 2:
-            return Guess("", f"{why}: correct it, and check again", wrong[0])
+            words = {cells[row].strip() for row in wrong}
+            remedy = "correct it, and check again"
+            if len(words) <= FEW_WORDS and not any(map(WITH_DIGIT.search, words)):
+                empty = f"empty = {listed(sorted(words))}"
+                remedy = f"correct it, and check again; or describe the column, with {empty}"
+            return Guess("", f"{why}: {remedy}", wrong[0])
     return None
+
+
+def _numbers_by_any(cells: Sequence[str], marks: Sequence[Marks]) -> list[float] | None:
+    """The numbers in cells, by the first marks that read all of them."""
+    found = (numbers_of(cells, each) for each in marks)
+    return next((numbers for numbers in found if numbers is not None), None)
 
 
 def _number_guess(numbers: Sequence[float], some_empty: bool, keys: str) -> Guess:

@@ -1,5 +1,5 @@
-"""What `discreet data check` says of a described target: rows without it, and what its second class
-or its event is."""
+"""What `discreet data check` says of a described target: rows without it, what its second class or
+its event is, and classes that the test set lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,24 @@ from typing import Any
 from discreet.data.cell_reading import Marks, number_in
 from discreet.data.description import DataDescription
 from discreet.data.empty_cells import is_empty
+from discreet.data.examples import Task
+from discreet.data.targets import CLASSES
 from discreet.tables.target_proposal import EVENTS, event_advice
+
+
+def untested_classes(task: Task, description: DataDescription) -> Iterator[str]:
+    """A sentence on the classes that the training set has and the test set lacks."""
+    if task.shape.target.kind != CLASSES or not len(task.test):
+        return
+    parts = (task.train, task.test)
+    trained, tested = ({*part.targets.tolist()} for part in parts)
+    words = description.classes or range(task.shape.num_classes)
+    missing = [str(words[number]) for number in sorted(trained - tested)]
+    if missing:
+        yield (
+            f"{description.test} has no row of class {', '.join(missing)}: nothing there can "
+            "measure it. Split with a larger --test, or rate with evaluation.kind=private"
+        )
 
 
 def target_counts(

@@ -24,6 +24,9 @@ WORDS = frozenset(
     (
         *("-", "--", "?", ".", "k.a.", "k. a.", "keine angabe", "n.a.", "n. a.", "n.b.", "nb"),
         *("none", "unknown", "unbekannt", "missing", "fehlt", "nicht bestimmt", "inconnu"),
+        # errors of Excel, in English and German
+        *("#value!", "#div/0!", "#ref!", "#name?", "#num!", "#null!"),
+        *("#wert!", "#nv", "#bezug!", "#zahl!"),
     )
 )
 

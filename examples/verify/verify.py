@@ -19,15 +19,13 @@ ROWS = """select *, case when event like '%repeat_and_select%' then 1 when round
 else 1 + max(round) over (order by number) end from releases order by number"""
 Row = namedtuple("Row", "number round guarantee owner event count nonce digest since")
 OFF = Row(0, 0, "", "", '{"kind": "non_private"}', 1, "", "", 0)
-CANT_KNOW = """What can't be seen here: that noise and cohorts were drawn, for the right clip norm;
-that nothing else left; that this is the ledger that was charged, unless its head equals a copy
-kept elsewhere; other runs on the same people; what else files say (unit, observer, events)."""
+CANT_KNOW = """What can't be seen here: how noise and cohorts were drawn; the clip norm; what else
+left; other runs on these people; what else files say; another ledger, unless you kept its head."""
 
 
 def event_of(said):
     """An event, of made parts. Discrete Gaussians: Kairouz, Liu and Steinke 2021, Prop. 14."""
-    kind = said.pop("kind")
-    if kind != "distributed_discrete_gaussian":
+    if (kind := said.pop("kind")) != "distributed_discrete_gaussian":
         return getattr(dp.dp_event, kind.title().replace("_", "") + "DpEvent")(**said)
     variance, clients, moved = said["variance"], said["summands"], said["sensitivity_squared"]
     parts = [math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, clients)]
@@ -35,8 +33,7 @@ def event_of(said):
     return dp.GaussianDpEvent(1 / (math.sqrt(moved / (clients * variance)) + gap))
 
 
-def epsilon_of(rows, delta, accountant):
-    """The largest epsilon that rows cost a data owner."""
+def epsilon_of(rows, delta, accountant):  # the largest that rows cost a data owner
     fixed_size = any("without_replacement" in row.event for row in rows)
     relation = dp.NeighboringRelation["REPLACE_ONE" if fixed_size else "ADD_OR_REMOVE_ONE"]
     made = dp.rdp.RdpAccountant if accountant == "rdp" else dp.pld.PLDAccountant
@@ -53,9 +50,7 @@ def epsilon_of(rows, delta, accountant):
 
 def read_ledger(path):
     """The settings, heads, rows and finding. Statistics (round 0) count since the next round."""
-    if not path.is_file():
-        sys.exit(f"{path} is missing")
-    with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as connection:
+    with sqlite3.connect(f"{path.resolve(strict=True).as_uri()}?mode=ro", uri=True) as connection:
         facts = dict(connection.execute("select name, value from facts"))
         rows = [Row(*row) for row in connection.execute(ROWS)]
     head, count = facts.pop("head"), int(facts.pop("rows"))
@@ -70,20 +65,19 @@ def read_ledger(path):
     return facts, heads[1:], rows, (words, not wrong)
 
 
-def claims_of(privacy, metrics, card, rows):
-    """Every epsilon that is published: of what, its value, rows, delta and accountant."""
+def claims_of(privacy, metrics, card, rows):  # of what, the epsilon, rows, delta and accountant
     delta, by = privacy["delta"], privacy["accountant"]
     for each in privacy["guarantees"]:
         name = each["name"]
         charged = [row for row in rows if row.guarantee == name] if each["enabled"] else [OFF]
-        for accountant, said in {by: "nan", **each["epsilon"]}.items():
+        for accountant, said in {by: "missing", **each["epsilon"]}.items():
             yield f"privacy.json: {name}", said, charged, delta, accountant
-        for line in metrics:
-            where, said = f"metrics.csv, round {line['round']}", line.get(f"epsilon_{name}", "nan")
-            by_then = [row for row in charged if row.since <= int(line["round"])]
+        for at in metrics:
+            where, said = f"metrics.csv, round {at['round']}", at.get(f"epsilon_{name}", "missing")
+            by_then = [row for row in charged if row.since <= int(at["round"])]
             yield f"{where}: {name}", said, by_then, delta, by
         cells = rf"^\|[ *`]*{name}[ *`]*\|[ *`]*(none|[\d.e+-]+)[^|]*\|[ *`]*([\d.e+-]*)"
-        for said, of in re.findall(cells, card, re.M) or [("nan", "")] * bool(card):
+        for said, of in re.findall(cells, card, re.M) or [("missing", "")] * bool(card):
             yield f"model card: {name}", said, charged, float(of or delta), by
     charged = [row for row in rows if row.guarantee == "user"]
     for accountant, said in (privacy.get("account") or {"epsilon": {}})["epsilon"].items():
@@ -102,8 +96,8 @@ def check_run(folder, card, facts, heads, rows):
     yield "privacy.json: ledger_head is one of ledger.db", head in heads
     yield "privacy.json: delta is that of ledger.db", delta == float(facts["privacy.delta"])
     place = heads.index(head) if head in heads else len(rows)
-    rows, later = rows[:place], rows[place:]
-    yield f"rows after privacy.json: {len(later)}, all statistics", {r.round for r in later} <= {0}
+    rows, later = rows[:place], [row.round for row in rows[place:]]
+    yield f"after privacy.json: {len(later)} rows, of statistics alone", {*later} <= {0}
     if privacy.get("clients_head") or clients.exists():
         _, ends, more, (words, fine) = read_ledger(clients)
         yield f"{words} (clients_head)", fine and privacy.get("clients_head") in (None, ends[-1])
@@ -112,7 +106,7 @@ def check_run(folder, card, facts, heads, rows):
     yield f"privacy.json: {privacy['rounds']} rounds of {last}", privacy["rounds"] == last
     on = {each["name"]: each for each in privacy["guarantees"] if each["enabled"]}
     off = {row.guarantee for row in rows} - on.keys()
-    yield f"privacy.json: nothing was charged that is off {sorted(off)}", not off
+    yield f"privacy.json: nothing was charged that is off {' '.join(sorted(off))}", not off
     for name, each in on.items():
         paid = [range(row.since, row.round + 1) for row in rows if row.guarantee == name]
         if isinstance(each["events"], list):
@@ -122,29 +116,35 @@ def check_run(folder, card, facts, heads, rows):
             yield f"{name} is {each['epsilon']} by the nodes' own ledgers: verify those", None
     if privacy.get("account"):
         yield "account: verify the file in config.yaml, at privacy.user.account", None
-    for what, said, charged, delta, accountant in claims_of(privacy, metrics, card, rows):
-        found = epsilon_of(charged, delta, accountant)
-        words = f"{what} is {said} by {accountant} at delta {delta:g}, recomputed {found:.6g}"
-        yield words, float(str(said).replace("none", "inf")) >= 0.998 * found  # both are rounded
+    for what, said, charged, delta, by in claims_of(privacy, metrics, card, rows):
+        found, told = epsilon_of(charged, delta, by), {"none": "inf", "missing": "nan"}
+        fine = float(told.get(said, said)) >= 0.998 * found  # both are rounded
+        if charged != [OFF] or not fine:
+            yield f"{what} is {said} by {by} at delta {delta:g}, recomputed {found:.6g}", fine
 
 
 def main(path, word=""):
     folder = Path(path)
     facts, heads, rows, finding = read_ledger(folder / "ledger.db" if folder.is_dir() else folder)
-    run = (folder / "privacy.json").exists()
-    found = [(CANT_KNOW, True), finding, (f"there is a privacy.json: {run}", True)]
+    run, found = (folder / "privacy.json").exists(), [(CANT_KNOW, True), finding]
+    card, given = (word, "") if run else ("", word)
     if run:
-        found += check_run(folder, Path(word).read_text() if word else "", facts, heads, rows)
+        found += check_run(folder, Path(card).read_text() if card else "", facts, heads, rows)
     rows = [row._replace(owner="") if "size" in facts else row for row in rows]  # owners are runs
-    delta = float(facts.get("privacy.delta") or word or facts.get("delta") or sys.exit("no delta"))
+    delta = float(given or facts.get("privacy.delta") or facts.get("delta") or sys.exit("no delta"))
     for name in sorted({row.guarantee for row in rows}):
         epsilon = epsilon_of([row for row in rows if row.guarantee == name], delta, "rdp")
         found.append((f"{name}, all rows: at most {epsilon:.6g} by rdp at delta {delta:g}", True))
     for said, fine in sorted(found, key=lambda each: each[1] is None):
         print({True: "", False: "WRONG: ", None: "NOT VERIFIED: "}[fine] + said)
-    fine = {each for _, each in found}
-    return 1 if False in fine else 3 if None in fine else 0
+    wrong, unknown = ([fine for _, fine in found].count(each) for each in (False, None))
+    verdict = f"NOT VERIFIED: {unknown} of the lines above" if unknown else "ALL RIGHT"
+    print(f"WRONG: {wrong} of the lines above" if wrong else verdict)
+    return 1 if wrong else 3 if unknown else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        sys.exit(main(*sys.argv[1:]) if len(sys.argv) in (2, 3) else __doc__)
+    except (OSError, ValueError, sqlite3.DatabaseError) as error:
+        sys.exit(f"{' '.join(sys.argv[1:])} can't be verified: {error}")

@@ -80,7 +80,8 @@ def test_a_noise_multiplier_is_over_what_one_client_or_example_moves(
             "privacy.secure.threshold must be within",
         ),
         ("example --sampling cyclic --groups 3 --rounds 3 --epsilon 1", "cyclic is for user"),
-        ("user --sampling cyclic --rounds 3 --epsilon 1", "belong together"),
+        ("user --sampling cyclic --rounds 3 --epsilon 1", "--sampling cyclic needs --groups"),
+        ("user --groups 3 --rounds 3 --epsilon 1", "--groups needs --sampling cyclic"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said(
@@ -146,6 +147,7 @@ def test_turns_have_the_price_of_one_gaussian_and_less_noise_on_the_running_sum(
     assert found[-1] == pytest.approx(noise * 2 * math.sqrt(101 / 2), rel=1e-3)
     assert found[0] / found[-1] <= 0.35
     assert "cyclic, bsr, bandwidth 28" in printed
+    assert "compare the running sums, not the multipliers" in printed
     words = ["--population", "3383", "--cohort", "120", "--rounds", "100", "--noise", "1.2"]
     assert main(["user", "--sampling", "cyclic", "--groups", "28", *words]) == 0
     printed = capsys.readouterr().out

@@ -143,6 +143,14 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
         refused(name)
 
 
+def test_a_table_without_rows_is_named_though_it_is_no_mistake(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_csv(tmp_path / "none.csv", NAMES, [])
+    assert main([str(run), "--data", str(data), "--out", str(tmp_path / "out.csv")]) == 0
+    assert "none.csv has no rows to predict" in capsys.readouterr().err
+
+
 def test_a_column_that_tells_rows_apart_is_copied_as_text_that_no_spreadsheet_runs(
     run: Path, tmp_path: Path
 ) -> None:

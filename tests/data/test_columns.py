@@ -179,7 +179,10 @@ def test_decimal_commas_and_another_encoding_are_asked_for(tmp_path: Path) -> No
     ("columns", "said"),
     [
         ({"age": {"kind": "number"}}, "age: low and high are missing"),
-        ({"age": {"kind": "number", "low": 0, "hihg": 1}}, "age: unknown key hihg"),
+        (
+            {"age": {"kind": "number", "low": 0, "hihg": 1}},
+            "age: unknown key hihg; did you mean high",
+        ),
         ({"age": [3, 2]}, "age: high must .*low"),
         ({"age": [100, 100.00000000000001]}, "age: high must .*low"),
         ({"age": [0, 1e-320]}, "age: high must .*low"),

@@ -447,6 +447,8 @@ def test_an_argument_named_as_in_other_libraries_is_told_its_name_here(
     with pytest.raises(TypeError) as error:
         DPSGD(linear(), [], PAIRS, **{name: 1.0})
     assert str(error.value) == f"DPSGD has no argument {name}; did you mean {meant}?"
+    with pytest.raises(TypeError, match=r"argument noise_multipler; did you mean noise_multiplier"):
+        LoopPrivacy(noise_multipler=1.0)  # type: ignore[call-arg]
 
 
 def test_class_numbers_that_are_floats_are_refused_before_a_step_is_charged() -> None:

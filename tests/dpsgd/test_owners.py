@@ -71,9 +71,8 @@ def private(**how: Any) -> DPSGD:
     privacy = LoopPrivacy(seed=70241, **how.pop("privacy", {"noise_multiplier": 1.0}))
     chosen: dict[str, Any] = {"batch_size": 3, "steps": 4, "delta": 1e-3, "owners": OWNERS, **how}
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return DPSGD(
-        model, optimizer, torch.utils.data.TensorDataset(inputs, targets), privacy=privacy, **chosen
-    )
+    rows = chosen.pop("dataset", torch.utils.data.TensorDataset(inputs, targets))
+    return DPSGD(model, optimizer, rows, privacy=privacy, **chosen)
 
 
 @pytest.mark.parametrize("build", [perceptron, Texts, Images])
@@ -197,6 +196,14 @@ def test_the_rows_of_an_owner_are_drawn_anew_in_each_step_each_as_often() -> Non
             "max_physical_batch must be at least",
         ),
         ({"batch_size": 7}, "batch_size must be at most 6"),
+        (
+            {"owners": None, "privacy": {"noise_multiplier": 1.0, "rows_per_owner": 8}},
+            "rows_per_owner needs owners=",
+        ),
+        (
+            {"dataset": data()},
+            r"dataset: give torch\.utils\.data\.TensorDataset\(inputs, targets\)",
+        ),
     ],
 )
 def test_what_would_part_rows_from_their_owner_is_refused(

@@ -250,6 +250,11 @@ def test_a_templates_share_of_evaluation_is_told_once_and_before_anything_is_spe
         assert "local_dp_mod(metrics=" in said
 
 
+def test_an_argument_that_is_not_known_is_an_error_with_the_one_that_is_meant() -> None:
+    with pytest.raises(TypeError, match=r"^local_dp_mod has no argument clip; .* clip_norm\?$"):
+        local_dp_mod(clip=1.0)  # type: ignore[call-arg]
+
+
 def test_without_a_ledger_nothing_leaves(tmp_path: Path) -> None:
     mod, app = local_dp_mod(**GIVEN, rounds=2), changed_by(0.1)
     assert "has no ledger" in answer(mod, message(arrays()), app).error.reason

@@ -266,7 +266,7 @@ def test_a_run_that_is_over_does_not_go_on(tmp_path: Path) -> None:
     run(tmp_path / "run", "privacy.user.correlation.bandwidth=3")
     more, call = asked_settings(["resume=true", f"output_dir={tmp_path / 'run'}", "rounds=9"])
     user = replace(more.privacy.user, max_epsilon=99.0)
-    with pytest.raises(LedgerError, match="finished run cannot be resumed"):
+    with pytest.raises(LedgerError, match=r"^a finished run with correlated noise"):
         simulate(replace(more, privacy=replace(more.privacy, user=user)), call)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,8 +11,11 @@ from torch import Tensor, nn
 from discreet.layers.recurrent import LSTMLayer
 from discreet.models.models import build_model, flatten_parameters, load_parameters, masks_from
 from discreet.privacy.randomness import secure_source, seeded_source
+from discreet.run_files.compose import load_config
 from discreet.run_files.predictions import named_parameters_of
 from discreet.server.model_check import check_model
+from discreet.server.resolve import resolve
+from discreet.settings.rules import ConfigError
 from discreet.training.local_training import ExamplePrivacy, LocalSettings, local_update
 from tests.node.clients import examples, params_of
 
@@ -179,3 +184,37 @@ def test_the_generator_is_left_as_it_was_and_untouched_without_dropout() -> None
         with masks_from(source, built()):
             drawn.append(torch.rand(4))
     assert not torch.equal(*drawn)  # of two seeds of 64 bits
+
+
+OWN_MODELS = """
+import torch
+from torch import nn
+
+def raises(shape, classes):
+    raise KeyError("foo")
+
+def reads(shape, classes):
+    return torch.load("nowhere.pt")
+
+def lazy(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("built_here:raises", r"model\.name: built_here:raises.* failed with KeyError: 'foo'"),
+        ("built_here:reads", r"model\.name: built_here:reads.* FileNotFoundError: .*nowhere\.pt"),
+        ("built_here:lazy", r"has no size for 1\.weight yet: .* instead of nn\.LazyLinear"),
+        ("built_here:nope", r"built_here has no 'nope'; it is .*built_here\.py"),
+        ("math:build", "math has no 'build'; it is "),
+    ],
+)
+def test_a_model_of_ones_own_that_can_not_be_built_is_named_with_the_reason(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "built_here.py").write_text(OWN_MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=said):
+        resolve(load_config([f"model.name={name}"]))

@@ -67,6 +67,16 @@ def test_a_model_that_is_no_better_is_told_in_one_line(
     assert "\n" not in str(found)
 
 
+def test_a_test_set_of_one_class_rates_no_model_and_missing_scores_are_not_told() -> None:
+    one = constant_guess(task_of(torch.ones(20, dtype=torch.int64)), TaskConfig())
+    row = {"accuracy": 1.0, "loss": 0.2, "auc": math.nan, "balanced_accuracy": 1.0}
+    said = str(last_warning(one, [row]))
+    assert said == "the test set has one class alone, so no score of it says what the model learned"
+    assert "-0.0" not in str(one)
+    uneven = constant_guess(task_of(TARGETS), TaskConfig())
+    assert "nan" not in str(last_warning(uneven, [{**row, "accuracy": 0.9}]))
+
+
 def test_a_model_of_even_classes_or_of_numbers_that_has_learned_nothing_is_told() -> None:
     even = constant_guess(task_of(torch.tensor([0, 1] * 10)), TaskConfig())
     said = last_warning(even, [{"accuracy": 0.5, "loss": 0.6}])

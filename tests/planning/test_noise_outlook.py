@@ -14,7 +14,9 @@ import pytest
 
 from discreet.planning.noise_outlook import NoiseOutlook, check_noise, noise_outlook, noise_ratio
 from discreet.planning.plan import Plan, planned, resolve_noise
+from discreet.planning.run_price import price_lines
 from discreet.run_files.compose import load_asked, load_config
+from discreet.server.resolve import resolve
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation.in_process import simulate
@@ -123,13 +125,21 @@ def test_with_few_clients_the_example_level_is_named(clients: int, few: bool) ->
         "rounds=200",
         "privacy.delta=1e-5",
     )
-    assert ("privacy.example, or DPSGD" in said) == few
+    assert ("protect examples rather than clients: DPSGD in" in said) == few
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"privacy\.user\.too_noisy=warn runs it anyway"):
         simulate(*load_asked([*NOISY, f"output_dir={tmp_path / 'run'}"]))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_only_asks_for_statistics_need_not_learn() -> None:
+    words = ["data.num_clients=8", "statistics.noise_multiplier=5"]
+    with pytest.raises(ConfigError, match="this run will not learn"):
+        resolve(load_config(words))
+    plan, _ = resolve(load_config([*words, "statistics.only=true"]))
+    assert not any("learn" in line for line in price_lines(plan))
 
 
 @pytest.mark.parametrize("word", ["rounds=10", "privacy.user.too_noisy=warn"])

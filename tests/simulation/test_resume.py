@@ -176,6 +176,17 @@ def test_a_rated_run_that_was_killed_before_its_first_checkpoint_goes_on(tmp_pat
     assert all(row["accuracy_error"] for row in rows)
 
 
+def test_fewer_rounds_than_a_run_has_are_told_when_it_is_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [*SMALL, f"output_dir={tmp_path / 'run'}"]
+    simulate(*load_asked(words))
+    simulate(*load_asked([*words, "resume=true"]))
+    assert "no round is added" not in caplog.text
+    simulate(*load_asked([*words, "resume=true", "rounds=2"]))
+    assert "rounds=2: no round is added, and none taken away: the run has 3 already" in caplog.text
+
+
 def test_answers_of_clients_in_a_resumed_run_are_not_held_against_the_test_set(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from discreet.data.cell_reading import Marks
 from discreet.data.description import read_description
 from discreet.data.encoding import read_cells
 from discreet.data.folder import load_folder
+from discreet.data.targets import FolderError
 from discreet.run_files.compose import load_asked, load_config
 from discreet.server.resolve import resolve
 from discreet.settings.rules import ConfigError
@@ -49,6 +50,11 @@ Capture = pytest.CaptureFixture[str]
         ("crp", ["3", "4", ">500"] * 9, "write the limit alone"),
         ("base excess", ["2-", "3", "1-"] * 9, "a sign after a number: write it before"),
         ("share", ["45%", "0.38", "41%"] * 9, "and others none"),
+        ("age", [f'="{at}"' for at in range(40)], 'has =" before and " after it, as Excel'),
+        ("plz", ['="01234"', '="01235"'] * 9, 'has =" before and " after it, as Excel'),
+        ("crp", ["1,5", "2.5", "#WERT!", "-", "1.250,5"] * 9, "other cells of the column a dec"),
+        ("crp", [f"{at},5" for at in range(40)] + ["-", "#WERT!"], "has decimal commas: write"),
+        ("crp", [f"{at},5" for at in range(40)] + ["ask", "gone"], 'empty = ["ask", "gone"]'),
     ],
 )
 def test_what_may_mean_two_things_is_left_out_with_the_choice(
@@ -75,6 +81,7 @@ def test_what_may_mean_two_things_is_left_out_with_the_choice(
         ("diagnosis", ["I21.4", "E11.9", "Z00"] * 9, 'fold = "icd10" }'),
         ("crp", ["5", "k.A.", "7"] * 9, 'missing = "middle", empty = ["k.A."] }'),
         ("crp", ["5", "<1", "7"] * 9, 'below = "half" }'),
+        ("crp", ["5", "#WERT!", "7", "-"] * 9, 'empty = ["#WERT!", "-"] }'),
         ("crp", ["5 mg/l", "12 mg/l", "7"] * 9, 'unit = "mg/l" }'),
     ],
 )
@@ -188,6 +195,15 @@ def test_check_counts_what_it_can_not_read_by_column_and_shows_no_cell(
     assert "HIV" not in said.out + said.err
 
 
+def test_cells_below_a_limit_that_are_read_as_half_are_not_outside_of_the_range(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["crp,y", *(f"{('<4', 5, 9)[at % 3]},{at % 2}" for at in range(9))]
+    toml = '[columns]\ncrp = { kind = "number", low = 4, high = 9, below = "half" }\n'
+    assert checked(tmp_path, rows, toml=toml) == 0
+    assert "outside" not in capsys.readouterr().out
+
+
 def test_a_corrected_column_is_described_without_beginning_anew(
     tmp_path: Path, capsys: Capture
 ) -> None:
@@ -207,6 +223,22 @@ def test_a_corrected_column_is_described_without_beginning_anew(
     assert 'unconfirmed = ["dose", "y", "age"]' in text
     path.write_text(re.sub("unconfirmed = .*", "", text))
     assert checked(tmp_path, rows) == 0
+
+
+def test_a_table_of_which_no_column_is_described_says_so_and_starts_no_run(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["age,y", *(f'="{20 + at}",{at % 2}' for at in range(30))]
+    assert checked(tmp_path, rows, "--target", "y", "--write") == 0
+    assert "\n# No column is described, so a run has no inputs" in capsys.readouterr().out
+    path = tmp_path / "data.toml"
+    path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
+    with pytest.raises(FolderError, match=r"\[columns\] is empty, so there are no inputs"):
+        load_folder(str(tmp_path))
+    corrected = [row.replace('="', "").replace('"', "") for row in rows]
+    assert checked(tmp_path, corrected, "--write") == 2  # unconfirmed
+    assert "No column" not in path.read_text()
+    assert 'unconfirmed = ["age"]' in path.read_text()
 
 
 def test_two_spellings_of_an_owner_are_asked_and_the_answer_is_written(
@@ -355,6 +387,34 @@ def test_rows_without_a_target_are_counted_before_and_after_data_toml_is_there(
     path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
     assert checked(tmp_path, rows) == 2
     assert "y is empty in 16 of 40 rows, first in line 4:" in capsys.readouterr().out
+
+
+def test_a_class_that_the_test_set_lacks_is_told_before_the_first_run(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["x,y", *(f"{at},{at % 2}" for at in range(30))]
+    (tmp_path / "test.csv").write_text("\n".join(rows[:1] + rows[1::2]))
+    toml = 'test = "test.csv"\n[columns]\nx = [0, 40]\n'
+    assert checked(tmp_path, rows, toml=toml) == 0
+    assert "test.csv has no row of class 1: nothing there can measure it" in capsys.readouterr().out
+    (tmp_path / "test.csv").write_text("\n".join(rows))
+    assert checked(tmp_path, rows) == 0
+    assert "has no row of class" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("header", "is_told"),
+    [("1,44,F,2.5", True), ("P1,44,F,no", True), ("pid,2019,2020,y", False), ("0,1,2,3", False)],
+)
+def test_a_first_row_that_looks_like_data_and_not_like_names_is_told(
+    header: str, is_told: bool, tmp_path: Path, capsys: Capture
+) -> None:
+    rows = [header, *(f"{at},{at % 7},{at % 3},{at % 2}" for at in range(40))]
+    assert checked(tmp_path, rows) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f'# the header "{header.replace(",", ", ")}" looks like') == is_told
+    assert data(["split", str(tmp_path / "a.csv")]) == 0
+    assert ("looks like data" in capsys.readouterr().out) == is_told
 
 
 def test_check_of_a_table_without_a_test_set_names_a_command_that_is_not_refused(

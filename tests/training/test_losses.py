@@ -259,5 +259,7 @@ def test_the_activation_of_a_batchnorm_of_its_own_stays() -> None:
 
 
 def test_a_batchnorm_that_does_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, not str"):
+        to_group_norm("resnet")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"0 \(Doubled\) does more than BatchNorm"):
         to_group_norm(nn.Sequential(Doubled(3)))
