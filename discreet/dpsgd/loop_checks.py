@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from discreet.dpsgd.loop_optimizers import STEPS
-from discreet.dpsgd.loop_plan import LeftOut, LoopPlan, LoopPrivacy, check_number
+from discreet.dpsgd.loop_plan import LoopPlan, LoopPrivacy, check_number
 from discreet.per_example.objective import PADDING, Loss, trainable
 
 
@@ -63,7 +63,7 @@ def check_kinds(model: object, dataset: object, privacy: object, owners: object)
         )
     if isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
         raise ValueError("dataset: give torch.utils.data.TensorDataset(inputs, targets), no tuple")
-    if owners is None and not isinstance(privacy.rows_per_owner, LeftOut):
+    if owners is None and privacy.rows_per_owner is not None:
         raise ValueError(
             "rows_per_owner needs owners=, the owner of each row: without it each row is protected "
             "alone"

@@ -13,6 +13,8 @@ from discreet.dpsgd.poisson_batches import ExampleReader
 from discreet.privacy.owner_rows import OwnerRows, owner_rows
 from discreet.privacy.person import LARGEST_EXACT, SPELLINGS, OtherSpelling, person_keys
 
+ROWS_PER_OWNER = 8
+
 
 def named_owners(owners: Sequence[object] | Tensor) -> Sequence[object]:
     """The owner of each row: a number, or the key of a text. Raises ValueError if a row has no
@@ -62,10 +64,8 @@ def rows_by_owner(
             "owners: a collate_fn may bring rows into another order: give a data set of finished "
             "rows"
         )
+    rows = privacy.rows_per_owner or ROWS_PER_OWNER
     most = privacy.max_physical_batch
-    if most is not None and most < privacy.rows_per_owner:
-        raise ValueError(
-            f"max_physical_batch must be at least rows_per_owner, {privacy.rows_per_owner}, not "
-            f"{most}"
-        )
-    return owner_rows(owners, len(examples), privacy.rows_per_owner)
+    if most is not None and most < rows:
+        raise ValueError(f"max_physical_batch must be at least rows_per_owner, {rows}, not {most}")
+    return owner_rows(owners, len(examples), rows)

@@ -32,13 +32,6 @@ Schedule = float | Sequence[float] | Callable[[int], float]
 LARGEST_DOUBT = 0.2
 
 
-class LeftOut(int):
-    """A number that nobody has chosen."""
-
-
-ROWS_PER_OWNER = LeftOut(8)
-
-
 def check_whole(name: str, value: int) -> None:
     """Raises ValueError unless a setting is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -78,8 +71,7 @@ class LoopPrivacy:
       max_physical_batch: the largest number of examples that are read and processed at a time. The
         loop yields larger batches in pieces. None: batches are whole.
       rows_per_owner: with `DPSGD(..., owners=...)` the largest number of rows of one owner in a
-        step, drawn secretly; 8 if it is left out. A larger number needs more work but no more
-        noise.
+        step, drawn secretly; None: 8. A larger number needs more work but no more noise.
       distributed: the loop is one of the processes of torch.distributed's default group, each of
         which works on its part of every batch. All get the same arguments; the first one keeps the
         account and draws the noise.
@@ -96,7 +88,7 @@ class LoopPrivacy:
     public_num_examples: int | None = None
     seed: int | None = None
     max_physical_batch: int | None = None
-    rows_per_owner: int = ROWS_PER_OWNER
+    rows_per_owner: int | None = None
     distributed: bool = False
 
     def __new__(cls, *_: object, **given: object) -> Self:

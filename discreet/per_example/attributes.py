@@ -184,22 +184,10 @@ def put_back(modules: Iterable[nn.Module], memory: Outside | None = None) -> Ite
         yield
     finally:
         try:
-            with torch.no_grad():
-                before.put_back()
+            before.put_back()
         finally:
             if memory is not None:
                 memory.restore()
-
-
-@contextmanager
-def rebound(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which parameters may be trained, and attributes be given other objects; at the
-    end they have those of the beginning."""
-    before = Attributes(modules)
-    try:
-        yield
-    finally:
-        before.rebind()
 
 
 def keeps(name: str) -> str:

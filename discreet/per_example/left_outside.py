@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
-from discreet.per_example.attributes import HOOKS, OF_MODULES, rebound
+from discreet.per_example.attributes import HOOKS, OF_MODULES, Attributes
 from discreet.per_example.trial import KINDS, Trial, same_chance
 
 _MOST_ENTRIES = 1024  # of a container that is looked into
@@ -96,7 +96,7 @@ def _pass(trial: Trial, seed: int) -> bool:
             warnings.catch_warnings(action="ignore"),
             torch.enable_grad(),
             same_chance(trial.device),
-            rebound(objective.kept),
+            _rebound(objective.kept),
         ):
             examples = trial.examples(seed, kind=kind)
             targets = trial.targets_of(examples, of_one=seed > 0)
@@ -104,6 +104,17 @@ def _pass(trial: Trial, seed: int) -> bool:
             torch.autograd.grad(losses.sum(), objective.trainable(), allow_unused=True)
             return True
     return False
+
+
+@contextmanager
+def _rebound(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A context in which parameters may be trained, and attributes be given other objects; at the
+    end they have those of the beginning."""
+    before = Attributes(modules)
+    try:
+        yield
+    finally:
+        before.rebind()
 
 
 @dataclass(frozen=True)

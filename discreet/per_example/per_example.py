@@ -347,16 +347,12 @@ def _remembering(objective: Objective) -> Iterator[Objective]:
 
 def _restored(trial: Trial) -> AbstractContextManager[Trial]:
     """A context with a trial of whose examples nothing may stay."""
-    if not _may_keep(trial.objective):
-        return nullcontext(trial)
+    objective = trial.objective
+    if objective.is_own_loss and not own_modules(objective.modules):
+        return nullcontext(trial)  # layers and losses of PyTorch and Discreet keep nothing
     from discreet.per_example.left_outside import nothing_left
 
     return nothing_left(trial)
-
-
-def _may_keep(objective: Objective) -> bool:
-    """False for layers and losses of PyTorch and Discreet, which keep nothing."""
-    return not objective.is_own_loss or bool(own_modules(objective.modules))
 
 
 def _built(
