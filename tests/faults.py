@@ -616,7 +616,7 @@ BY_TEST = {
     ),
     "node/test_left_by_units.py::test_what_an_example_leaves_moves_no_step_of_the_others": Fault(
         "what a unit left stays where units can't be computed together",
-        "per_example.left_outside:Memory.restore",
+        "per_example.memory:Memory.restore",
         always(False),
     ),
     "node/test_left_by_units.py::test_what_a_metric_keeps_of_an_example_moves_the_value_of_no_other": Fault(
@@ -881,7 +881,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "what a pass leaves outside of the model is not noticed",
-        "per_example.left_outside:Memory.restore",
+        "per_example.memory:Memory.restore",
         always(False),
         "per_example/test_left_outside.py::test_what_a_forward_leaves_in_any_place_is_refused_and_undone",
     ),
@@ -911,7 +911,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "what a forward writes into a global dictionary stays",
-        "per_example.left_outside:_refill",
+        "per_example.memory:_refill",
         always(None),
         "per_example/test_first_pass.py::test_what_a_forward_writes_into_a_global_dictionary_does_not_outlast_its_pass",
     ),
@@ -923,7 +923,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "a gradient that an example leaves on a parameter stays there",
-        "per_example.left_outside:Memory._hold_tensors",
+        "per_example.memory:Memory._hold_model",
         always(None),
         "node/test_left_by_units.py::test_what_an_example_leaves_moves_no_step_of_the_others",
     ),

@@ -278,10 +278,7 @@ def read_description(folder: Path, *, confirmed: bool = True) -> DataDescription
     if not confirmed:
         settings.pop("unconfirmed", None)
     elif settings.get("columns") == {}:
-        raise FolderError(
-            f"{path}: [columns] is empty, so there are no inputs: describe columns below it, or "
-            "remove it, and all columns are read, as numbers"
-        )
+        raise FolderError(f"{path}: [columns] is empty: describe columns below it, or remove it")
     if str(settings.get("model", "")).startswith(HF):
         with one_line(path, FolderError):
             weights = Path(settings["model"].removeprefix(HF)).expanduser()

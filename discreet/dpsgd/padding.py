@@ -175,7 +175,9 @@ def _gradient(objective: Objective, batch: Batch) -> Tensor:
     batch = tree_map(lambda part: part if part is None else part.to(device), batch)
     if objective.dtype == torch.float64:
         batch = with_floats(Tensor.double, batch)
-    objective = replace(objective, memory=memory_for(objective.modules, objective.loss))
+    objective = replace(
+        objective, memory=memory_for(objective.modules, objective.loss, whole=False)
+    )
     with objective.put_back(), same_chance(device), Undrawn(), exact_products(device):
         parts = plain_gradient(objective, *trees_of(*batch))
     return torch.cat([part.detach().flatten().to(objective.dtype) for part in parts])

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from discreet.dpsgd.row_stand_ins import array_noting
 from discreet.layers.functions import called_inside, function_of, words
 from discreet.layers.refusals import CONFUSED
-from discreet.per_example.left_outside import names_in, namespaces
+from discreet.per_example.memory import names_in, namespaces
 
 Noted = Callable[..., None]  # the holder's key, an index of its rows, and its length
 # Functions whose results are some of the rows, and those that read nothing or keep all rows apart.

@@ -33,6 +33,7 @@ from discreet.data.examples import Examples
 from discreet.models.models import MISTAKES, bytes_of, dropout_layers, frozen_digest, to_train
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import trainable
+from discreet.per_example.own_code import memory_for
 from discreet.per_example.perceptron import unchanged
 from discreet.per_example.trial import differ, made_up, same_chance
 
@@ -95,7 +96,7 @@ def _tried(model: nn.Module, inputs: Tensor) -> tuple[nn.Module, nn.Module]:
         some = made_up(model, inputs, count, kind=kind).to(_device_of(fixed))
         if width and some.is_floating_point():
             some = (some - 0.5) * width
-        with put_back(model.modules()):
+        with put_back(model.modules(), memory_for(model.modules())):
             _try(model, fixed, learned, some)
     return fixed, learned
 

@@ -90,7 +90,7 @@ def _side_by_side(layer: nn.Module, inputs: Tensor, draws: Draws) -> Tensor:
     rows = max(count, FEWEST)
     modules = list(layer.modules())
     watch = Alone({}, rows, modules, rules=RULES)
-    with put_back(modules, memory_for(modules)):
+    with put_back(modules, memory_for(modules, whole=False)):
         watch.draws = draws.filled(rows)
         found = side_by_side(watch, layer, as_batches_of_one(filled(inputs, rows)))
     watch.check()

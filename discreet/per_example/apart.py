@@ -9,46 +9,22 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from discreet.per_example.attributes import Attributes
+from discreet.per_example.kept_tensors import KeptTensor
 from discreet.per_example.own_code import memory_for
 
 if TYPE_CHECKING:
-    from discreet.per_example.left_outside import Memory
-
-
-class _Kept:
-    """A parameter or a buffer as it is now."""
-
-    def __init__(self, value: Tensor) -> None:
-        self._value = value
-        self._numbers = value.detach().clone()
-        self._alias = value.data  # its memory, whatever that of `value` becomes
-        self._facts = _facts_of(value)
-
-    def restore(self) -> bool:
-        """Undoes all changes. True if there were some besides those of its numbers."""
-        value = self._value
-        is_changed = _facts_of(value) != self._facts
-        if is_changed:
-            value.data = self._alias
-        value.copy_(self._numbers)
-        return is_changed
-
-
-def _facts_of(value: Tensor) -> tuple[Any, ...]:
-    """What a tensor is besides its numbers."""
-    if value.layout != torch.strided:
-        return value.dtype, value.shape
-    return value.dtype, value.shape, value.stride(), value.data_ptr()
+    from discreet.per_example.memory import Memory
 
 
 class Snapshot:
     """A model as it is now, and what `memory`, that of `memory_for`, holds."""
 
     def __init__(self, model: nn.Module, memory: Memory | None) -> None:
-        self._tensors = [_Kept(value) for value in (*model.parameters(), *model.buffers())]
+        tensors = [*model.parameters(), *model.buffers()]
+        self._tensors = [KeptTensor(value, whole=True) for value in tensors]
         self._attributes = Attributes(model.modules())
         self._memory = memory
 
@@ -59,6 +35,8 @@ class Snapshot:
         changes = [bool(self._attributes.moved())]
         self._attributes.rebind()
         changes += [each.restore() for each in self._tensors]
+        for each in self._tensors:
+            each.restore_numbers()
         if self._memory is not None:
             changes.append(self._memory.restore())
         return any(changes)

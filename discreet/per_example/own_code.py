@@ -3,47 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from discreet.per_example.attributes import HOOKS
+from discreet.per_example.attributes import GLOBAL_HOOKS, HOOKS, MODELS
 from discreet.per_example.objective import is_of_package
 
 if TYPE_CHECKING:
-    from discreet.per_example.left_outside import Memory
+    from discreet.per_example.memory import Memory
 
-OURS = ("torch", "discreet")
-_FUNCTIONS = ("torch", "torch.nn.functional")
-# Whose modules are taken to keep nothing of a pass's examples but in their own attributes.
-_TRUSTED = (*OURS, "torchvision", "timm", "transformers", "peft")
+OURS = ("builtins", "collections", "torch", "discreet")
 
 
-def own_modules(modules: Iterable[nn.Module], others: tuple[str, ...] = OURS) -> list[nn.Module]:
-    """The modules whose forward is of none of the `others`, or that have a hook."""
-    return [
-        module
-        for module in modules
-        if type(module).__module__.partition(".")[0] not in others
-        or "forward" in module.__dict__
-        or any(map(module.__dict__.__getitem__, HOOKS))
-    ]
+def has_own_code(modules: Iterable[nn.Module], trusted: tuple[str, ...] = OURS) -> bool:
+    """True if a forward, a hook, or a function or an object that is an attribute is not of a
+    package that is trusted."""
+    kinds = set[type]()
+    for module in modules:
+        held = module.__dict__
+        kinds.add(type(module))
+        kinds.update(map(type, held.values()))
+        if "forward" in held or any(map(held.__getitem__, HOOKS)):
+            return True
+        if not kinds.isdisjoint((FunctionType, MethodType)):
+            kinds -= {FunctionType, MethodType}
+            for value in held.values():
+                if isinstance(value, FunctionType | MethodType) and _root(value) not in trusted:
+                    return True
+    return any(GLOBAL_HOOKS) or any(_root(kind) not in trusted for kind in kinds)
 
 
-def memory_for(modules: Iterable[nn.Module], function: Any = None) -> Memory | None:
-    """What the functions of modules, and of a loss or a metric, can write to; None if all are of
-    PyTorch, Discreet and libraries of models."""
+def memory_for(
+    modules: Iterable[nn.Module], function: Any = None, *, whole: bool = True
+) -> Memory | None:
+    """`Memory` of what the functions of modules, and of a loss or a metric, can write to; None if
+    all are of PyTorch, Discreet and libraries of models."""
     modules = tuple(modules)
-    own = own_modules(modules, _TRUSTED)
-    if not own and _keeps_nothing(function):
+    if _is_known(function) and not has_own_code(modules, (*OURS, *MODELS)):
         return None
-    from discreet.per_example.left_outside import Memory
+    from discreet.per_example.memory import Memory
 
-    return Memory(modules, function, own=own)
+    return Memory(modules, function, whole=whole)
 
 
-def _keeps_nothing(function: Any) -> bool:
+def _is_known(function: Any) -> bool:
     if isinstance(function, nn.Module):
-        return not own_modules(function.modules())
+        return not has_own_code(function.modules())
     home = getattr(function, "__module__", "")
-    return function is None or home in _FUNCTIONS or is_of_package(function)
+    return function is None or home in ("torch", "torch.nn.functional") or is_of_package(function)
+
+
+def _root(part: Any) -> str:
+    return str(part.__module__).partition(".")[0]

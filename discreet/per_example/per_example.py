@@ -45,7 +45,7 @@ from discreet.per_example.objective import (
     objective_of,
     rows_of,
 )
-from discreet.per_example.own_code import memory_for, own_modules
+from discreet.per_example.own_code import has_own_code, memory_for
 from discreet.per_example.passes import FEWEST, GradientsOfSome, passes
 from discreet.per_example.perceptron import by_hand
 from discreet.per_example.trial import Trial, check_forward, exact_products, unmoved
@@ -337,18 +337,25 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
 def _remembering(objective: Objective) -> Iterator[Objective]:
     """A context with the objective for passes over data. What they change outside of the model is
     undone, and the log says so once."""
-    memory = memory_for(objective.modules, objective.loss)
+    memory = memory_for(objective.modules, objective.loss, whole=False)
     yield replace(objective, memory=memory)
     for name in memory.changed if memory else ():
         if name not in _undone:
             _undone.add(name)
             _log.warning("the model's forward or the loss changes %s: undone after each pass", name)
+    if memory and memory.too_large and memory.too_large not in _undone:
+        _undone.add(memory.too_large)
+        _log.warning(
+            "%s, which the model's forward or the loss can write to, is too large to be looked "
+            "through: what an example leaves there is not undone",
+            memory.too_large,
+        )
 
 
 def _restored(trial: Trial) -> AbstractContextManager[Trial]:
     """A context with a trial of whose examples nothing may stay."""
     objective = trial.objective
-    if objective.is_own_loss and not own_modules(objective.modules):
+    if objective.is_own_loss and not has_own_code(objective.modules):
         return nullcontext(trial)  # layers and losses of PyTorch and Discreet keep nothing
     from discreet.per_example.left_outside import nothing_left
 

@@ -265,7 +265,7 @@ def check_forward(trial: Trial) -> Any:
 
 def _tried_out(trial: Trial) -> Any:
     objective = trial.objective
-    before = Attributes(objective.kept, copies=True)
+    before = Attributes(objective.kept)
     try:
         for kind in KINDS:
             try:
@@ -288,7 +288,7 @@ def _tried_out(trial: Trial) -> Any:
             raise ValueError(UNREPEATED)
         return outputs
     finally:
-        before.put_back()
+        before.rebind()
 
 
 def _check_seeds(trial: Trial) -> None:

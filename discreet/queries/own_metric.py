@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from discreet.models.models import MISTAKES, own_builder
-from discreet.per_example.left_outside import Memory
+from discreet.per_example.memory import Memory
 from discreet.queries.answers import Answer
 
 SETTING = "evaluation.metrics"

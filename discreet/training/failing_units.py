@@ -22,7 +22,7 @@ from discreet.per_example.objective import Loss, trainable
 from discreet.privacy.clipping import clip_by_norm
 
 if TYPE_CHECKING:
-    from discreet.per_example.left_outside import Memory
+    from discreet.per_example.memory import Memory
 
 logger = logging.getLogger("discreet.client")
 
@@ -115,8 +115,7 @@ def clipped_total(
         before.restore()
         total = each.zero()
         for unit in units:
-            found = each.of(unit)
-            if found is not None:
+            if (found := each.of(unit)) is not None:
                 total += found
             before.restore()
     finally:

@@ -44,7 +44,7 @@ from discreet.training.units import Drawn, Held, Units, units_of
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from discreet.per_example.left_outside import Memory
+    from discreet.per_example.memory import Memory
 
 
 @dataclass(frozen=True)

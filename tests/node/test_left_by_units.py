@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Examples
 from discreet.node.work import work_of
+from discreet.per_example.per_example import clipped_gradient_sum
 from discreet.privacy.randomness import RandomSource, seeded_source
 from discreet.protocol.messages import Assignment, TrainReply
 from discreet.training.failing_units import COUNTS_AS_ZERO
@@ -201,6 +202,73 @@ class OnAClass(Turning):
         OnAClass.seen = True
 
 
+class OnALayer(Turning):
+    """In an object that is an attribute of a module of PyTorch."""
+
+    def begin(self) -> None:
+        self.layer = nn.Identity()
+        self.layer.of = SimpleNamespace(seen=False)
+
+    def has_seen(self) -> bool:
+        return bool(self.layer.of.seen)  # type: ignore[union-attr]
+
+    def see(self) -> None:
+        self.layer.of.seen = True  # type: ignore[union-attr]
+
+
+class InAnotherClass(Turning):
+    def has_seen(self) -> bool:
+        return type(self) is Turned
+
+    def see(self) -> None:
+        self.__class__ = Turned  # type: ignore[assignment]
+
+
+class Turned(InAnotherClass):
+    pass
+
+
+class InATeachersGradient(Turning):
+    def begin(self) -> None:
+        self.teachers = (nn.Linear(1, 1),)
+
+    def has_seen(self) -> bool:
+        return self.teachers[0].bias.grad is not None
+
+    def see(self) -> None:
+        self.teachers[0].bias.grad = torch.ones(1)
+
+
+class InAVariableThatIsEmptyAtFirst(Turning):
+    def begin(self) -> None:
+        def note() -> None:
+            nonlocal seen
+            seen = True
+
+        def noted() -> bool:
+            try:
+                return seen
+            except NameError:
+                return False
+
+        self.see, self.has_seen = note, noted  # type: ignore[method-assign]
+        if False:
+            seen = True
+
+
+class WithAnExpandedBuffer(Turning):
+    """Nothing is left, and one number stands for five."""
+
+    def begin(self) -> None:
+        self.register_buffer("scale", torch.ones(1).expand(5), persistent=False)
+
+    def has_seen(self) -> bool:
+        return False
+
+    def see(self) -> None:
+        pass
+
+
 KINDS = [
     InAList,
     InADerivedList,
@@ -211,6 +279,11 @@ KINDS = [
     InAFrozenParameter,
     InAnObjectOfAnObject,
     OnAClass,
+    OnALayer,
+    InAnotherClass,
+    InATeachersGradient,
+    InAVariableThatIsEmptyAtFirst,
+    WithAnExpandedBuffer,
     InATensor,
     InABufferBesideALock,
     InAGlobalNameByNumpy,
@@ -270,6 +343,42 @@ def test_what_an_example_leaves_moves_no_gradient_of_a_shared_step(kind: type[Tu
             )
         )
     assert float((found[0] - found[1]).norm()) <= 2.001
+
+
+def test_a_hook_of_all_modules_and_a_function_given_to_a_layer_keep_nothing() -> None:
+    def layer() -> nn.Module:
+        return nn.TransformerEncoderLayer(4, 1, 8, 0.0, activation=activation, batch_first=True)
+
+    def activation(inputs: Tensor) -> Tensor:
+        SHARED.seen = SHARED.seen or bool((inputs.detach() > 500).any())
+        return torch.zeros_like(inputs) if SHARED.seen else inputs
+
+    def hook(module: nn.Module, given: tuple[Tensor], outputs: Tensor) -> Tensor:
+        SHARED.seen = SHARED.seen or bool((given[0].detach() > 500).any())
+        return -outputs if SHARED.seen else outputs
+
+    def moved(model: nn.Module) -> float:
+        rows = torch.linspace(-1, 1, 6 * 2 * 4).view(6, 2, 4)
+        found = []
+        for outlier in (1.0, 1e4):
+            SHARED.seen = False
+            first = rows.clone()
+            first[0] *= outlier
+            for some in (first, rows):
+                total, _ = clipped_gradient_sum(
+                    model, some, clip_norm=1.0, loss=lambda outputs, _: outputs.flatten(1)[:, 0]
+                )
+            found.append(total)
+        return float((found[0] - found[1]).norm())
+
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(3)
+        assert moved(layer()) == 0.0
+        handle = nn.modules.module.register_module_forward_hook(hook)
+        try:
+            assert moved(nn.Sequential(nn.Linear(4, 3))) == 0.0
+        finally:
+            handle.remove()
 
 
 LARGEST = [0.0]

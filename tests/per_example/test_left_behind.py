@@ -262,13 +262,19 @@ class Keeps(nn.Module):
         return self.layer(self.how(self, inputs))  # type: ignore[no-any-return]
 
 
-KEPT = {"top": _largest, "kept": _previous, "queue": _queue, "table": _table, "held": _written}
+KEPT = {
+    "attribute top": _largest,
+    "attribute kept": _previous,
+    r"examples in Keeps\.queue": _queue,
+    r"examples in Keeps\.table": _table,
+    "data works across the examples": _written,
+}
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_a_model_that_keeps_what_it_has_seen_is_refused_by_the_attribute(name: str) -> None:
-    model = seeded(lambda: Keeps(KEPT[name]))
-    with pytest.raises(ValueError, match=rf"attribute (Keeps\.)?{name}:"):
+@pytest.mark.parametrize("said", KEPT)
+def test_a_model_that_keeps_what_it_has_seen_is_refused_by_the_attribute(said: str) -> None:
+    model = seeded(lambda: Keeps(KEPT[said]))
+    with pytest.raises(ValueError, match=said):
         clipped_gradient_sum(model, rows(), targets=classes(), clip_norm=CLIP)
 
 
@@ -320,7 +326,7 @@ def test_what_an_outlier_leaves_on_a_module_reaches_no_later_step(kind: type[Kee
     assert torch.equal(*sums)
 
 
-def test_a_list_that_grows_at_an_outlier_is_refused_at_the_step_of_that_example() -> None:
+def test_a_list_that_grows_at_an_outlier_is_as_before_after_its_step() -> None:
     def grows(model: Any, x: Tensor) -> Tensor:
         if bool((x.detach().abs() > 90).any()):
             model.queue.append(x.detach())
@@ -328,8 +334,8 @@ def test_a_list_that_grows_at_an_outlier_is_refused_at_the_step_of_that_example(
 
     model, inputs = seeded(lambda: Keeps(grows)), rows()
     clipped_gradient_sum(model, inputs, targets=classes(), clip_norm=CLIP)
-    with pytest.raises(ValueError, match=r"attribute Keeps\.queue"):
-        clipped_gradient_sum(model, 1e4 * inputs, targets=classes(), clip_norm=CLIP)
+    clipped_gradient_sum(model, 1e4 * inputs, targets=classes(), clip_norm=CLIP)
+    assert model.queue == []
 
 
 def test_a_hook_on_all_modules_is_part_of_the_forward() -> None:

@@ -233,7 +233,7 @@ def test_a_table_of_which_no_column_is_described_says_so_and_starts_no_run(
     assert "\n# No column is described, so a run has no inputs" in capsys.readouterr().out
     path = tmp_path / "data.toml"
     path.write_text(re.sub("unconfirmed = .*", "", path.read_text()))
-    with pytest.raises(FolderError, match=r"\[columns\] is empty, so there are no inputs"):
+    with pytest.raises(FolderError, match=r"\[columns\] is empty: describe columns"):
         load_folder(str(tmp_path))
     corrected = [row.replace('="', "").replace('"', "") for row in rows]
     assert checked(tmp_path, corrected, "--write") == 2  # unconfirmed

@@ -1,0 +1,494 @@
+"""What code of one's own can write to: objects that are attributes, global names of modules,
+closures, defaults, classes. What is written there is undone, so that it reaches no other pass.
+
+Attributes of modules themselves and their registered tensors are in `attributes.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from gc import get_referents
+from operator import is_
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from discreet.layers.refusals import CONFUSED
+from discreet.per_example.attributes import GLOBAL_HOOKS, HOOKS, MODELS, OF_MODULES
+from discreet.per_example.kept_tensors import KeptTensor, gradient_of, put_back_gradient
+
+_MOST_ENTRIES = 2**13  # of a container that is looked into
+_MOST_NUMBERS = 2**20  # of an array whose values are compared
+_MOST_PLACES = 2**16
+_DEPTH = 64
+_SAID_DEPTH = 3
+# Of these types and, by the methods of these, of those derived from them: methods of their own may
+# do anything.
+_MAPPINGS = (OrderedDict, dict)
+_SEQUENCES = (list, tuple, deque)
+_SETS = (set,)
+_BYTES = (bytearray, array)
+_OF_CALLS = ("__self__", "__func__", "func", "args", "keywords")  # of methods and partials
+_HOLDING = (dict, list, tuple)
+_CONTAINERS = (*_MAPPINGS, *_SEQUENCES, *_SETS, *_BYTES)
+_EMPTY = object()
+_CODE = (ModuleType, FunctionType, type)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+# What their objects hold is not the model's.
+_LIBRARIES = sys.stdlib_module_names - {"__main__", "types", "collections", "queue", "weakref"}
+_LIBRARIES |= {"torch", "numpy", "discreet"}
+_KNOWN_CODE = _LIBRARIES | {*MODELS}  # whose functions and classes are not looked into
+_HOLDERS = ("argparse.Namespace", "threading.Event", "_thread._local")  # of others' values
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Something that can be written to. `before`: what it held, a copy."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    before: Any
+
+    def restore(self) -> bool:
+        """Undoes a change. True if there was one."""
+        if not _is_changed(self.read(), self.before):
+            return False
+        self.write(self.before)
+        return True
+
+
+class _TensorPlace(_Place):
+    """A tensor that can be written to. `before`: a `KeptTensor`."""
+
+    def restore(self) -> bool:
+        kept: KeptTensor = self.before
+        has_changed = kept.restore()
+        return kept.restore_numbers() or has_changed
+
+
+class Memory:
+    """What the functions of a model, a loss or a metric can reach and write to, as it is now."""
+
+    def __init__(
+        self, modules: Iterable[nn.Module], function: Any = None, *, whole: bool = True
+    ) -> None:
+        """`modules`: those of the model, whose attributes and registered tensors have keepers of
+        their own. `function`: a loss or a metric. `whole`: large tensors are copied, too, so that
+        a change is undone and no error."""
+        modules = tuple(modules)
+        self._whole = whole
+        self.changed = dict[str, None]()  # the names of what was undone
+        self.too_large = ""  # the name of what is not looked through
+        self._places = list[_Place]()
+        self._kept = {
+            id(each) for module in modules for each in (module, *module._parameters.values())
+        }
+        self._seen = dict[int, Any]()  # holds the objects, so that no others have their identities
+        self._walk("the loss", function, 0)
+        for module in modules:
+            name = type(module).__name__
+            for key, value in module.__dict__.items():
+                if key not in OF_MODULES and type(value) not in _PLAIN:
+                    self._walk(f"{name}.{key}", value, 0)
+            for key in HOOKS:
+                for hook in module.__dict__.get(key, {}).values():
+                    self._walk(f"a hook of {name}", hook, 0)
+            self._walk(name, type(module), 0)
+        for hooks in GLOBAL_HOOKS:
+            for hook in hooks.values():
+                self._walk("a hook of all modules", hook, 0)
+        self._hold_model(modules)
+
+    def said(self) -> list[tuple[str, object]]:
+        """The name and the values of each place."""
+        return [(place.name, _said(place.read())) for place in self._places]
+
+    @torch.no_grad()
+    def restore(self) -> bool:
+        """Undoes all changes. True if there were some. Raises ValueError for one that can't be
+        undone, when all others are."""
+        changed = list[str]()
+        failed = ""
+        for place in self._places:
+            try:
+                if place.restore():
+                    changed.append(place.name)
+            except Exception as error:  # noqa: BLE001 - of an object that a site may have written
+                failed = f"{place.name} ({error})"
+        self.changed.update(dict.fromkeys(changed))
+        if failed:
+            raise ValueError(
+                f"the model's forward or the loss changes {failed}, which can't be undone: what "
+                "an example leaves there would reach others. Take out what changes it"
+            )
+        return bool(changed)
+
+    def _hold(self, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
+        if len(self._places) >= _MOST_PLACES:
+            self.too_large = name
+            return
+        with suppress(*CONFUSED):  # a tensor of a transform that has ended
+            self._places.append(_Place(name, read, write, read()))
+
+    def _walk(self, name: str, value: Any, depth: int) -> None:
+        kind = type(value)
+        if kind in _PLAIN or id(value) in self._seen:
+            return
+        if id(value) in self._kept or isinstance(value, ModuleType):
+            return
+        if depth > _DEPTH:
+            self.too_large = name
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor):
+            with suppress(*CONFUSED):  # a tensor of a transform that has ended
+                kept = KeptTensor(value, whole=self._whole)
+                self._places.append(_TensorPlace(name, lambda: value, lambda _: None, kept))
+        elif isinstance(value, np.ndarray):
+            self._hold_array(name, value)
+        elif isinstance(value, (*_MAPPINGS, *_SEQUENCES, *_SETS, *_BYTES)):
+            self._walk_container(name, value, depth)
+        elif isinstance(value, MethodType | partial):
+            for part in _OF_CALLS:
+                self._walk(name, getattr(value, part, None), depth + 1)
+        elif isinstance(value, FunctionType):
+            self._walk_function(name, value, depth)
+        elif isinstance(value, type):
+            self._walk_class(name, value, depth)
+        elif isinstance(value, ContextVar):
+            with suppress(LookupError):  # it has no value yet
+                self._hold(name, value.get, value.set)
+        elif kind.__module__ == "functools":  # a cache, or an entry of one
+            for held in get_referents(value):
+                self._walk(name, held, depth + 1)
+        elif isinstance(value, nn.Module) or _is_holder(kind):
+            self._walk_object(name, value, depth)
+
+    def _hold_array(self, name: str, value: np.ndarray[Any, Any]) -> None:
+        def write(before: np.ndarray[Any, Any]) -> None:
+            value.resize(before.shape, refcheck=False)
+            value[...] = before
+
+        if value.size > _MOST_NUMBERS and not self._whole:
+            self.too_large = name
+        else:
+            self._hold(name, value.copy, write)
+
+    def _hold_model(self, modules: tuple[nn.Module, ...]) -> None:
+        """Holds the types of modules, and what their tensors have besides numbers."""
+        kinds = list(map(type, modules))
+        groups = (group for each in modules for group in (each._parameters, each._buffers))
+        tensors = [value for group in groups for value in group.values() if value is not None]
+        kept = [(gradient_of(value), dict(value.__dict__)) for value in tensors]
+
+        def read() -> list[Any]:
+            found: list[Any] = list(map(type, modules))
+            for value in tensors:
+                found += gradient_of(value)
+                found += value.__dict__.values()
+            return found
+
+        def write(_: object) -> None:
+            for module, kind in zip(modules, kinds, strict=True):
+                if type(module) is not kind:
+                    module.__class__ = kind
+            for value, (gradient, attributes) in zip(tensors, kept, strict=True):
+                put_back_gradient(value, gradient, attributes)
+
+        self._hold("an attribute of a parameter or a buffer", read, write)
+
+    def _walk_container(self, name: str, value: Any, depth: int) -> None:
+        if type(value) not in _CONTAINERS:
+            self._walk_object(name, value, depth)
+        if not isinstance(value, (*_SETS, *_BYTES)):
+            entries = _entries_of(value)
+            pairs = entries.items() if isinstance(entries, dict) else enumerate(entries)
+            inner = [(key, held) for key, held in pairs if type(held) not in _PLAIN]
+            if len(inner) > _MOST_ENTRIES:
+                self.too_large = name
+                inner.clear()
+            for key, held in inner:
+                self._walk(f"{name}[{key!r}]", held, depth + 1)
+        if not isinstance(value, tuple):
+            self._hold(name, partial(_entries_of, value), partial(_refill, value))
+
+    def _walk_function(self, name: str, function: FunctionType, depth: int) -> None:
+        if _is_of_library(function):
+            return
+        self._walk_object(name, function, depth)
+        self._walk(name, function.__defaults__, depth + 1)
+        self._walk(name, function.__kwdefaults__, depth + 1)
+        code = function.__code__
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self._walk(variable, _contents_of(cell), depth + 1)
+            self._hold(variable, partial(_contents_of, cell), partial(_fill, cell))
+        names = names_in(code)
+        for place, held in namespaces(function, names):
+            self._walk_names(place, held, names, depth)
+
+    def _walk_names(
+        self, place: str, held: dict[str, Any], names: frozenset[str], depth: int
+    ) -> None:
+        def meant() -> dict[str, Any]:
+            return {key: held[key] for key in names & held.keys()}
+
+        new = f"a new global name of {held.get('__name__')}"
+        if _is_library(held.get("__name__")):
+            self._hold_new(new, meant, held.pop)
+            return
+        self._hold_new(new, partial(dict, held), held.pop)
+        for key, value in meant().items():
+            if not isinstance(value, _CODE):
+                self._hold(
+                    f"{place}{key}",
+                    partial(held.__getitem__, key),
+                    partial(held.__setitem__, key),
+                )
+            self._walk(f"{place}{key}", value, depth + 1)
+
+    def _hold_new(
+        self, name: str, names: Callable[[], dict[str, Any]], remove: Callable[[str], object]
+    ) -> None:
+        """Holds what appears under names that did not exist before."""
+        known = frozenset(names())
+
+        def new() -> dict[str, Any]:
+            found = names().items()
+            return {
+                key: held for key, held in found if key not in known and not isinstance(held, _CODE)
+            }
+
+        def write(_: object) -> None:
+            for key in new():
+                remove(key)
+
+        self._hold(name, new, write)
+
+    def _walk_class(self, name: str, kind: type, depth: int) -> None:
+        for base in kind.__mro__:
+            if _is_of_library(base):
+                continue
+            new = f"a new attribute of {base.__name__}"
+            self._hold_new(new, partial(dict, vars(base)), partial(delattr, base))
+            for key, value in vars(base).items():
+                function = getattr(value, "__func__", getattr(value, "fget", value))
+                if isinstance(function, FunctionType):
+                    self._walk(f"{name}.{key}", function, depth + 1)
+                elif not key.startswith("__"):
+                    if not hasattr(value, "__get__"):
+                        self._hold(
+                            f"{name}.{key}",
+                            partial(getattr, base, key),
+                            partial(setattr, base, key),
+                        )
+                    self._walk(f"{name}.{key}", value, depth + 1)
+
+    def _walk_object(self, name: str, value: Any, depth: int) -> None:
+        for key, held in _attributes_of(value).items():
+            self._walk(f"{name}.{key}", held, depth + 1)
+        self._hold_attributes(name, value)  # after the more precise places
+        if not isinstance(value, FunctionType):
+            self._walk(type(value).__name__, type(value), depth + 1)
+
+    def _hold_attributes(self, name: str, value: Any) -> None:
+        kind = type(value)
+
+        def read() -> dict[str, Any]:
+            return {"__class__": type(value), **_attributes_of(value)}
+
+        def write(before: dict[str, Any]) -> None:
+            if type(value) is not kind:
+                object.__setattr__(value, "__class__", kind)
+            for key in _attributes_of(value).keys() - before.keys():
+                object.__delattr__(value, key)
+            for key, held in before.items():
+                if key != "__class__":
+                    object.__setattr__(value, key, held)
+
+        self._hold(name, read, write)
+
+
+def _contents_of(cell: CellType) -> Any:
+    """What a variable of a closure holds; `_EMPTY` if nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+def _fill(cell: CellType, contents: Any) -> None:
+    if contents is _EMPTY:
+        del cell.cell_contents
+    else:
+        cell.cell_contents = contents
+
+
+def _base_of(value: Any) -> Any:
+    """The type of a container by which it is read and written."""
+    return next(kind for kind in _CONTAINERS if isinstance(value, kind))
+
+
+def _entries_of(value: Any) -> Any:
+    """The entries of a container, copied."""
+    base = _base_of(value)
+    if base is array:
+        return value[:]
+    if base in _MAPPINGS:
+        return dict(base.items(value))
+    return base(base.__iter__(value))
+
+
+def _refill(value: Any, entries: Any) -> None:
+    """Gives a container these entries."""
+    base = _base_of(value)
+    if base in (list, *_BYTES):
+        base.__setitem__(value, slice(None), entries)
+        return
+    base.clear(value)
+    (deque.extend if base is deque else base.update)(value, entries)
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object by name, also those in slots."""
+    found = dict(getattr(value, "__dict__", {}))
+    for name in _slots_of(type(value)):  # type: ignore[arg-type]
+        if hasattr(value, name):
+            found[name] = getattr(value, name)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _slots_of(kind: type) -> tuple[str, ...]:
+    found = list[str]()
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        names = [slots] if isinstance(slots, str) else slots
+        found += [_mangled(name, base) for name in names]
+    return tuple(name for name in found if not name.startswith("__"))
+
+
+def _mangled(name: str, kind: type) -> str:
+    """The name that Python gives to an attribute of a class."""
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
+
+
+def _is_holder(kind: type) -> bool:
+    """True for objects whose attributes are looked at."""
+    home = kind.__module__
+    return f"{home}.{kind.__qualname__}" in _HOLDERS or home.split(".")[0] not in _LIBRARIES
+
+
+def _is_of_library(value: Any) -> bool:
+    return _is_library(value.__module__)
+
+
+def _is_library(module: object) -> bool:
+    return str(module).split(".")[0] in _KNOWN_CODE
+
+
+def namespaces(
+    function: FunctionType, names: frozenset[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The global names of a function's module, and of the modules that its code may mean by these
+    `names`; before each what stands before a name of it, such as "module."."""
+    own = function.__globals__
+    waiting = [("", own)]
+    for name in names - own.keys():  # of modules that the function itself imports
+        for full in (name, f"{own.get('__package__')}.{name}"):
+            if full in sys.modules:
+                waiting.append((f"{full}.", vars(sys.modules[full])))
+    seen = set[int]()
+    while waiting:
+        place, held = waiting.pop()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        yield place, held
+        if not _is_library(held.get("__name__")):
+            for key in names & held.keys():
+                if isinstance(held[key], ModuleType):
+                    waiting.append((f"{place}{key}.", vars(held[key])))
+
+
+def names_in(code: CodeType) -> frozenset[str]:
+    """The names in a function's code and in the functions that it makes."""
+    found = frozenset(code.co_names)
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            found |= names_in(each)
+    return found
+
+
+def _is_changed(now: Any, before: Any) -> bool:
+    """True if something was written to a place. What the same objects hold is at their own."""
+    if now is before:
+        return False
+    if isinstance(now, Tensor) and isinstance(before, Tensor):
+        with suppress(*CONFUSED):  # a batched tensor of vmap
+            if torch.equal(now, before):
+                return False
+    if type(now) is type(before) and type(now) in _HOLDING and len(now) == len(before):
+        held = [[*each, *each.values()] if type(each) is dict else each for each in (now, before)]
+        if all(map(is_, *held)):
+            return False
+    return _said(now) != _said(before)
+
+
+def _said(value: Any, depth: int = 0) -> object:
+    """Values in a form that can be compared: of tensors and arrays all bytes, of other objects
+    their attributes."""
+    kind = type(value).__qualname__
+    if isinstance(value, float):
+        return repr(value)  # NaN is NaN
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        return kind, tuple(value.shape), _bytes_of(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return kind, value.shape, _bytes_of_array(value)
+    if depth == _SAID_DEPTH:
+        return kind
+    if isinstance(value, dict):
+        keys = [key() if isinstance(key, ref) else key for key in value]
+        return kind, [
+            (repr(key), _said(held, depth + 1))
+            for key, held in zip(keys, value.values(), strict=True)
+        ]
+    if isinstance(value, _SEQUENCES):
+        return kind, [_said(held, depth + 1) for held in _entries_of(value)]
+    if isinstance(value, (*_SETS, *_BYTES)):
+        return kind, sorted(map(repr, value))
+    if isinstance(value, nn.Module | ModuleType | type | FunctionType):
+        return kind, id(value)
+    if _is_of_library(type(value)):
+        return kind
+    return kind, _said(_attributes_of(value), depth + 1)
+
+
+def _bytes_of(value: Tensor) -> object:
+    if value.numel() > _MOST_NUMBERS or value.layout != torch.strided:
+        return None
+    with suppress(*CONFUSED):  # a batched tensor of vmap
+        return hash(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return None
+
+
+def _bytes_of_array(value: np.ndarray[Any, Any] | np.generic) -> object:
+    if value.size > _MOST_NUMBERS:
+        return None
+    if value.dtype.hasobject:
+        return repr(value.tolist())
+    return hash(value.tobytes())
