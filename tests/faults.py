@@ -354,8 +354,8 @@ BY_TEST = {
     ),
     "per_example/test_left_behind.py::test_what_an_outlier_leaves_on_a_module_reaches_no_later_step": Fault(
         "what a forward leaves on a module stays there",
-        "per_example.attributes:Attributes.put_back",
-        always(None),
+        "per_example.attributes:Attributes.rebind",
+        always([]),
     ),
     "per_example/test_left_behind.py::test_a_hook_on_all_modules_is_part_of_the_forward": Fault(
         "hooks on all modules are not looked at",
@@ -920,6 +920,12 @@ OF_EXAMPLES = (
         "per_example.attributes:_REGISTRIES",
         lambda _: HOOKS,
         "node/test_left_by_units.py::test_what_an_example_leaves_moves_no_step_of_the_others",
+    ),
+    Fault(
+        "hooks of all modules and functions given to layers are taken to keep nothing",
+        "per_example.own_code:has_own_code",
+        always(False),
+        "node/test_left_by_units.py::test_a_hook_of_all_modules_and_a_function_given_to_a_layer_keep_nothing",
     ),
     Fault(
         "a gradient that an example leaves on a parameter stays there",
