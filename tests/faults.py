@@ -911,7 +911,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "what a forward writes into a global dictionary stays",
-        "per_example.memory:_refill",
+        "per_example.memory:refill",
         always(None),
         "per_example/test_first_pass.py::test_what_a_forward_writes_into_a_global_dictionary_does_not_outlast_its_pass",
     ),

@@ -7,18 +7,14 @@ Attributes of modules themselves and their registered tensors are in `attributes
 from __future__ import annotations
 
 import sys
-from array import array
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from gc import get_referents
-from operator import is_
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import torch
@@ -26,29 +22,31 @@ from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
 from discreet.per_example.attributes import GLOBAL_HOOKS, HOOKS, MODELS, OF_MODULES
+from discreet.per_example.held_values import (
+    BYTES,
+    CONTAINERS,
+    LIBRARIES,
+    MAPPINGS,
+    PLAIN,
+    SEQUENCES,
+    SETS,
+    attributes_of,
+    contents_of,
+    entries_of,
+    fill,
+    is_changed,
+    refill,
+    said,
+)
 from discreet.per_example.kept_tensors import KeptTensor, gradient_of, put_back_gradient
 
 _MOST_ENTRIES = 2**13  # of a container that is looked into
 _MOST_NUMBERS = 2**20  # of an array whose values are compared
 _MOST_PLACES = 2**16
 _DEPTH = 64
-_SAID_DEPTH = 3
-# Of these types and, by the methods of these, of those derived from them: methods of their own may
-# do anything.
-_MAPPINGS = (OrderedDict, dict)
-_SEQUENCES = (list, tuple, deque)
-_SETS = (set,)
-_BYTES = (bytearray, array)
 _OF_CALLS = ("__self__", "__func__", "func", "args", "keywords")  # of methods and partials
-_HOLDING = (dict, list, tuple)
-_CONTAINERS = (*_MAPPINGS, *_SEQUENCES, *_SETS, *_BYTES)
-_EMPTY = object()
 _CODE = (ModuleType, FunctionType, type)
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-# What their objects hold is not the model's.
-_LIBRARIES = sys.stdlib_module_names - {"__main__", "types", "collections", "queue", "weakref"}
-_LIBRARIES |= {"torch", "numpy", "discreet"}
-_KNOWN_CODE = _LIBRARIES | {*MODELS}  # whose functions and classes are not looked into
+_KNOWN_CODE = LIBRARIES | {*MODELS}  # whose functions and classes are not looked into
 _HOLDERS = ("argparse.Namespace", "threading.Event", "_thread._local")  # of others' values
 
 
@@ -63,7 +61,7 @@ class _Place:
 
     def restore(self) -> bool:
         """Undoes a change. True if there was one."""
-        if not _is_changed(self.read(), self.before):
+        if not is_changed(self.read(), self.before):
             return False
         self.write(self.before)
         return True
@@ -89,6 +87,8 @@ class Memory:
         a change is undone and no error."""
         modules = tuple(modules)
         self._whole = whole
+        parts = [*map(type, modules), *([] if function is None else [function])]
+        self._own = frozenset(_root(getattr(part, "__module__", "")) for part in parts)
         self.changed = dict[str, None]()  # the names of what was undone
         self.too_large = ""  # the name of what is not looked through
         self._places = list[_Place]()
@@ -100,7 +100,7 @@ class Memory:
         for module in modules:
             name = type(module).__name__
             for key, value in module.__dict__.items():
-                if key not in OF_MODULES and type(value) not in _PLAIN:
+                if key not in OF_MODULES and type(value) not in PLAIN:
                     self._walk(f"{name}.{key}", value, 0)
             for key in HOOKS:
                 for hook in module.__dict__.get(key, {}).values():
@@ -113,7 +113,7 @@ class Memory:
 
     def said(self) -> list[tuple[str, object]]:
         """The name and the values of each place."""
-        return [(place.name, _said(place.read())) for place in self._places]
+        return [(place.name, said(place.read())) for place in self._places]
 
     @torch.no_grad()
     def restore(self) -> bool:
@@ -144,7 +144,7 @@ class Memory:
 
     def _walk(self, name: str, value: Any, depth: int) -> None:
         kind = type(value)
-        if kind in _PLAIN or id(value) in self._seen:
+        if kind in PLAIN or id(value) in self._seen:
             return
         if id(value) in self._kept or isinstance(value, ModuleType):
             return
@@ -158,7 +158,7 @@ class Memory:
                 self._places.append(_TensorPlace(name, lambda: value, lambda _: None, kept))
         elif isinstance(value, np.ndarray):
             self._hold_array(name, value)
-        elif isinstance(value, (*_MAPPINGS, *_SEQUENCES, *_SETS, *_BYTES)):
+        elif isinstance(value, (*MAPPINGS, *SEQUENCES, *SETS, *BYTES)):
             self._walk_container(name, value, depth)
         elif isinstance(value, MethodType | partial):
             for part in _OF_CALLS:
@@ -173,8 +173,10 @@ class Memory:
         elif kind.__module__ == "functools":  # a cache, or an entry of one
             for held in get_referents(value):
                 self._walk(name, held, depth + 1)
-        elif isinstance(value, nn.Module) or _is_holder(kind):
+        elif isinstance(value, nn.Module) or _is_holder(kind, self._own):
             self._walk_object(name, value, depth)
+        elif depth == 0 and _is_installed(_root(kind.__module__)):
+            self._hold_attributes(name, value)  # such as a configuration
 
     def _hold_array(self, name: str, value: np.ndarray[Any, Any]) -> None:
         def write(before: np.ndarray[Any, Any]) -> None:
@@ -210,32 +212,32 @@ class Memory:
         self._hold("an attribute of a parameter or a buffer", read, write)
 
     def _walk_container(self, name: str, value: Any, depth: int) -> None:
-        if type(value) not in _CONTAINERS:
+        if type(value) not in CONTAINERS:
             self._walk_object(name, value, depth)
-        if not isinstance(value, (*_SETS, *_BYTES)):
-            entries = _entries_of(value)
+        if not isinstance(value, (*SETS, *BYTES)):
+            entries = entries_of(value)
             pairs = entries.items() if isinstance(entries, dict) else enumerate(entries)
-            inner = [(key, held) for key, held in pairs if type(held) not in _PLAIN]
+            inner = [(key, held) for key, held in pairs if type(held) not in PLAIN]
             if len(inner) > _MOST_ENTRIES:
                 self.too_large = name
                 inner.clear()
             for key, held in inner:
                 self._walk(f"{name}[{key!r}]", held, depth + 1)
         if not isinstance(value, tuple):
-            self._hold(name, partial(_entries_of, value), partial(_refill, value))
+            self._hold(name, partial(entries_of, value), partial(refill, value))
 
     def _walk_function(self, name: str, function: FunctionType, depth: int) -> None:
-        if _is_of_library(function):
+        if _is_library(function.__module__, self._own):
             return
         self._walk_object(name, function, depth)
         self._walk(name, function.__defaults__, depth + 1)
         self._walk(name, function.__kwdefaults__, depth + 1)
         code = function.__code__
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self._walk(variable, _contents_of(cell), depth + 1)
-            self._hold(variable, partial(_contents_of, cell), partial(_fill, cell))
+            self._walk(variable, contents_of(cell), depth + 1)
+            self._hold(variable, partial(contents_of, cell), partial(fill, cell))
         names = names_in(code)
-        for place, held in namespaces(function, names):
+        for place, held in namespaces(function, names, self._own):
             self._walk_names(place, held, names, depth)
 
     def _walk_names(
@@ -245,7 +247,7 @@ class Memory:
             return {key: held[key] for key in names & held.keys()}
 
         new = f"a new global name of {held.get('__name__')}"
-        if _is_library(held.get("__name__")):
+        if _is_library(held.get("__name__"), self._own):
             self._hold_new(new, meant, held.pop)
             return
         self._hold_new(new, partial(dict, held), held.pop)
@@ -278,7 +280,7 @@ class Memory:
 
     def _walk_class(self, name: str, kind: type, depth: int) -> None:
         for base in kind.__mro__:
-            if _is_of_library(base):
+            if _is_library(base.__module__, self._own):
                 continue
             new = f"a new attribute of {base.__name__}"
             self._hold_new(new, partial(dict, vars(base)), partial(delattr, base))
@@ -296,7 +298,7 @@ class Memory:
                     self._walk(f"{name}.{key}", value, depth + 1)
 
     def _walk_object(self, name: str, value: Any, depth: int) -> None:
-        for key, held in _attributes_of(value).items():
+        for key, held in attributes_of(value).items():
             self._walk(f"{name}.{key}", held, depth + 1)
         self._hold_attributes(name, value)  # after the more precise places
         if not isinstance(value, FunctionType):
@@ -306,12 +308,12 @@ class Memory:
         kind = type(value)
 
         def read() -> dict[str, Any]:
-            return {"__class__": type(value), **_attributes_of(value)}
+            return {"__class__": type(value), **attributes_of(value)}
 
         def write(before: dict[str, Any]) -> None:
             if type(value) is not kind:
                 object.__setattr__(value, "__class__", kind)
-            for key in _attributes_of(value).keys() - before.keys():
+            for key in attributes_of(value).keys() - before.keys():
                 object.__delattr__(value, key)
             for key, held in before.items():
                 if key != "__class__":
@@ -320,90 +322,38 @@ class Memory:
         self._hold(name, read, write)
 
 
-def _contents_of(cell: CellType) -> Any:
-    """What a variable of a closure holds; `_EMPTY` if nothing yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _EMPTY
+def _is_holder(kind: type, own: frozenset[str]) -> bool:
+    """True for objects whose attributes are looked at."""
+    home = kind.__module__
+    root = _root(home)
+    is_library = root in LIBRARIES or (root not in own and _is_installed(root))
+    return f"{home}.{kind.__qualname__}" in _HOLDERS or not is_library
 
 
-def _fill(cell: CellType, contents: Any) -> None:
-    if contents is _EMPTY:
-        del cell.cell_contents
-    else:
-        cell.cell_contents = contents
-
-
-def _base_of(value: Any) -> Any:
-    """The type of a container by which it is read and written."""
-    return next(kind for kind in _CONTAINERS if isinstance(value, kind))
-
-
-def _entries_of(value: Any) -> Any:
-    """The entries of a container, copied."""
-    base = _base_of(value)
-    if base is array:
-        return value[:]
-    if base in _MAPPINGS:
-        return dict(base.items(value))
-    return base(base.__iter__(value))
-
-
-def _refill(value: Any, entries: Any) -> None:
-    """Gives a container these entries."""
-    base = _base_of(value)
-    if base in (list, *_BYTES):
-        base.__setitem__(value, slice(None), entries)
-        return
-    base.clear(value)
-    (deque.extend if base is deque else base.update)(value, entries)
-
-
-def _attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes of an object by name, also those in slots."""
-    found = dict(getattr(value, "__dict__", {}))
-    for name in _slots_of(type(value)):  # type: ignore[arg-type]
-        if hasattr(value, name):
-            found[name] = getattr(value, name)
-    return found
+def _is_library(module: object, own: frozenset[str] = frozenset()) -> bool:
+    """True for a module whose functions and classes are not looked into: it is of no package of
+    one's `own`."""
+    root = _root(module)
+    return root in _KNOWN_CODE or (root not in own and _is_installed(root))
 
 
 @lru_cache(maxsize=1024)
-def _slots_of(kind: type) -> tuple[str, ...]:
-    found = list[str]()
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        names = [slots] if isinstance(slots, str) else slots
-        found += [_mangled(name, base) for name in names]
-    return tuple(name for name in found if not name.startswith("__"))
+def _is_installed(root: str) -> bool:
+    """True for a package beside Discreet's, not for files of a project."""
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
 
 
-def _mangled(name: str, kind: type) -> str:
-    """The name that Python gives to an attribute of a class."""
-    is_private = name.startswith("__") and not name.endswith("__")
-    return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
-
-
-def _is_holder(kind: type) -> bool:
-    """True for objects whose attributes are looked at."""
-    home = kind.__module__
-    return f"{home}.{kind.__qualname__}" in _HOLDERS or home.split(".")[0] not in _LIBRARIES
-
-
-def _is_of_library(value: Any) -> bool:
-    return _is_library(value.__module__)
-
-
-def _is_library(module: object) -> bool:
-    return str(module).split(".")[0] in _KNOWN_CODE
+def _root(module: object) -> str:
+    return str(module).partition(".")[0]
 
 
 def namespaces(
-    function: FunctionType, names: frozenset[str]
+    function: FunctionType, names: frozenset[str], packages: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The global names of a function's module, and of the modules that its code may mean by these
-    `names`; before each what stands before a name of it, such as "module."."""
+    `names`; before each what stands before a name of it, such as "module.". `packages`: one's
+    own."""
     own = function.__globals__
     waiting = [("", own)]
     for name in names - own.keys():  # of modules that the function itself imports
@@ -417,7 +367,7 @@ def namespaces(
             continue
         seen.add(id(held))
         yield place, held
-        if not _is_library(held.get("__name__")):
+        if not _is_library(held.get("__name__"), packages):
             for key in names & held.keys():
                 if isinstance(held[key], ModuleType):
                     waiting.append((f"{place}{key}.", vars(held[key])))
@@ -430,65 +380,3 @@ def names_in(code: CodeType) -> frozenset[str]:
         if isinstance(each, CodeType):
             found |= names_in(each)
     return found
-
-
-def _is_changed(now: Any, before: Any) -> bool:
-    """True if something was written to a place. What the same objects hold is at their own."""
-    if now is before:
-        return False
-    if isinstance(now, Tensor) and isinstance(before, Tensor):
-        with suppress(*CONFUSED):  # a batched tensor of vmap
-            if torch.equal(now, before):
-                return False
-    if type(now) is type(before) and type(now) in _HOLDING and len(now) == len(before):
-        held = [[*each, *each.values()] if type(each) is dict else each for each in (now, before)]
-        if all(map(is_, *held)):
-            return False
-    return _said(now) != _said(before)
-
-
-def _said(value: Any, depth: int = 0) -> object:
-    """Values in a form that can be compared: of tensors and arrays all bytes, of other objects
-    their attributes."""
-    kind = type(value).__qualname__
-    if isinstance(value, float):
-        return repr(value)  # NaN is NaN
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, Tensor):
-        return kind, tuple(value.shape), _bytes_of(value)
-    if isinstance(value, np.ndarray | np.generic):
-        return kind, value.shape, _bytes_of_array(value)
-    if depth == _SAID_DEPTH:
-        return kind
-    if isinstance(value, dict):
-        keys = [key() if isinstance(key, ref) else key for key in value]
-        return kind, [
-            (repr(key), _said(held, depth + 1))
-            for key, held in zip(keys, value.values(), strict=True)
-        ]
-    if isinstance(value, _SEQUENCES):
-        return kind, [_said(held, depth + 1) for held in _entries_of(value)]
-    if isinstance(value, (*_SETS, *_BYTES)):
-        return kind, sorted(map(repr, value))
-    if isinstance(value, nn.Module | ModuleType | type | FunctionType):
-        return kind, id(value)
-    if _is_of_library(type(value)):
-        return kind
-    return kind, _said(_attributes_of(value), depth + 1)
-
-
-def _bytes_of(value: Tensor) -> object:
-    if value.numel() > _MOST_NUMBERS or value.layout != torch.strided:
-        return None
-    with suppress(*CONFUSED):  # a batched tensor of vmap
-        return hash(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return None
-
-
-def _bytes_of_array(value: np.ndarray[Any, Any] | np.generic) -> object:
-    if value.size > _MOST_NUMBERS:
-        return None
-    if value.dtype.hasobject:
-        return repr(value.tolist())
-    return hash(value.tobytes())
