@@ -1,7 +1,7 @@
 """A check that a forward and a loss leave nothing of their examples where a later pass finds it: in
 objects that are attributes, in global names of modules, in closures, in defaults, on classes.
 
-What is left in attributes of modules is undone after each pass (`attributes.py`).
+What passes over data leave there is undone (`memory.py`).
 """
 
 from __future__ import annotations
