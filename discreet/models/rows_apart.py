@@ -18,7 +18,6 @@ from discreet.per_example.any_model import OfMany
 from discreet.per_example.apart import apart, undone
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import filled
-from discreet.per_example.own_code import memory_for
 from discreet.per_example.passes import FEWEST, as_batches_of_one, side_by_side
 from discreet.privacy.randomness import RandomSource
 
@@ -90,7 +89,7 @@ def _side_by_side(layer: nn.Module, inputs: Tensor, draws: Draws) -> Tensor:
     rows = max(count, FEWEST)
     modules = list(layer.modules())
     watch = Alone({}, rows, modules, rules=RULES)
-    with put_back(modules, memory_for(modules, whole=False)):
+    with put_back(modules):
         watch.draws = draws.filled(rows)
         found = side_by_side(watch, layer, as_batches_of_one(filled(inputs, rows)))
     watch.check()

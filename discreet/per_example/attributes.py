@@ -32,12 +32,16 @@ HOOKS = frozenset(name for name in nn.Module().__dict__ if "hooks" in name)
 _REGISTRIES = HOOKS | {"_parameters", "_buffers", "_modules"}
 # Whose modules are taken to keep nothing of a pass's examples but in their own attributes.
 MODELS = ("torchvision", "timm", "transformers", "peft")
-# The hooks of all modules.
 GLOBAL_HOOKS: list[dict[int, Any]] = [
     held
     for name, held in vars(nn.modules.module).items()
     if name.startswith("_global_") and "hooks" in name
 ]
+
+
+def package_of(module: object) -> str:
+    """The package of a module's name."""
+    return str(module).partition(".")[0]
 
 
 def is_unchanged(now: dict[Any, Any], before: dict[Any, Any]) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
+from discreet.per_example.attributes import package_of
 
 _SAID_DEPTH = 3
 _MOST_SAID = 2**24  # numbers of a tensor or an array that are compared
@@ -104,10 +105,6 @@ def is_changed(now: Any, before: Any) -> bool:
     """True if something was written to a place. What the same objects hold is at their own."""
     if now is before:
         return False
-    if isinstance(now, Tensor) and isinstance(before, Tensor):
-        with suppress(*CONFUSED):  # a batched tensor of vmap
-            if torch.equal(now, before):
-                return False
     if type(now) is type(before) and type(now) in _HOLDING and len(now) == len(before):
         held = [[*each, *each.values()] if type(each) is dict else each for each in (now, before)]
         if all(map(is_, *held)):
@@ -141,7 +138,7 @@ def said(value: Any, depth: int = 0) -> object:
         return kind, sorted(map(repr, value))
     if isinstance(value, nn.Module | ModuleType | type | FunctionType):
         return kind, id(value)
-    if type(value).__module__.partition(".")[0] in LIBRARIES:
+    if package_of(type(value).__module__) in LIBRARIES:
         return kind
     return kind, said(attributes_of(value), depth + 1)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
-from discreet.per_example.attributes import GLOBAL_HOOKS, HOOKS, MODELS, OF_MODULES
+from discreet.per_example.attributes import GLOBAL_HOOKS, HOOKS, MODELS, OF_MODULES, package_of
 from discreet.per_example.held_values import (
     BYTES,
     CONTAINERS,
@@ -88,7 +88,7 @@ class Memory:
         modules = tuple(modules)
         self._whole = whole
         parts = [*map(type, modules), *([] if function is None else [function])]
-        self._own = frozenset(_root(getattr(part, "__module__", "")) for part in parts)
+        self._own = frozenset(package_of(getattr(part, "__module__", "")) for part in parts)
         self.changed = dict[str, None]()  # the names of what was undone
         self.too_large = ""  # the name of what is not looked through
         self._places = list[_Place]()
@@ -175,7 +175,7 @@ class Memory:
                 self._walk(name, held, depth + 1)
         elif isinstance(value, nn.Module) or _is_holder(kind, self._own):
             self._walk_object(name, value, depth)
-        elif depth == 0 and _is_installed(_root(kind.__module__)):
+        elif depth == 0 and _is_installed(package_of(kind.__module__)):
             self._hold_attributes(name, value)  # such as a configuration
 
     def _hold_array(self, name: str, value: np.ndarray[Any, Any]) -> None:
@@ -325,7 +325,7 @@ class Memory:
 def _is_holder(kind: type, own: frozenset[str]) -> bool:
     """True for objects whose attributes are looked at."""
     home = kind.__module__
-    root = _root(home)
+    root = package_of(home)
     is_library = root in LIBRARIES or (root not in own and _is_installed(root))
     return f"{home}.{kind.__qualname__}" in _HOLDERS or not is_library
 
@@ -333,7 +333,7 @@ def _is_holder(kind: type, own: frozenset[str]) -> bool:
 def _is_library(module: object, own: frozenset[str] = frozenset()) -> bool:
     """True for a module whose functions and classes are not looked into: it is of no package of
     one's `own`."""
-    root = _root(module)
+    root = package_of(module)
     return root in _KNOWN_CODE or (root not in own and _is_installed(root))
 
 
@@ -342,10 +342,6 @@ def _is_installed(root: str) -> bool:
     """True for a package beside Discreet's, not for files of a project."""
     file = getattr(sys.modules.get(root), "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file
-
-
-def _root(module: object) -> str:
-    return str(module).partition(".")[0]
 
 
 def namespaces(

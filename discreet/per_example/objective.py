@@ -123,11 +123,6 @@ class Objective:
     memory: Outside | None = None
 
     @property
-    def is_own_loss(self) -> bool:
-        """`is_of_package` of the loss."""
-        return is_of_package(self.loss)
-
-    @property
     def kept(self) -> tuple[nn.Module, ...]:
         """The modules whose attributes a pass may change: those of the model, and of a loss that is
         a module."""

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from discreet.per_example.attributes import GLOBAL_HOOKS, HOOKS, MODELS
+from discreet.per_example.attributes import GLOBAL_HOOKS, HOOKS, MODELS, package_of
 from discreet.per_example.objective import is_of_package
 
 if TYPE_CHECKING:
     from discreet.per_example.memory import Memory
 
+_FUNCTIONS = (FunctionType, MethodType)
 OURS = ("builtins", "collections", "torch", "discreet")
 
 
@@ -27,12 +28,12 @@ def has_own_code(modules: Iterable[nn.Module], trusted: tuple[str, ...] = OURS) 
         kinds.update(map(type, held.values()))
         if "forward" in held or any(map(held.__getitem__, HOOKS)):
             return True
-        if not kinds.isdisjoint((FunctionType, MethodType)):
-            kinds -= {FunctionType, MethodType}
-            for value in held.values():
-                if isinstance(value, FunctionType | MethodType) and _root(value) not in trusted:
-                    return True
-    return any(GLOBAL_HOOKS) or any(_root(kind) not in trusted for kind in kinds)
+        if not kinds.isdisjoint(_FUNCTIONS):
+            kinds.difference_update(_FUNCTIONS)
+            functions = [each for each in held.values() if isinstance(each, _FUNCTIONS)]
+            if any(package_of(each.__module__) not in trusted for each in functions):
+                return True
+    return any(GLOBAL_HOOKS) or any(package_of(kind.__module__) not in trusted for kind in kinds)
 
 
 def memory_for(
@@ -53,7 +54,3 @@ def _is_known(function: Any) -> bool:
         return not has_own_code(function.modules())
     home = getattr(function, "__module__", "")
     return function is None or home in ("torch", "torch.nn.functional") or is_of_package(function)
-
-
-def _root(part: Any) -> str:
-    return str(part.__module__).partition(".")[0]

@@ -45,6 +45,7 @@ from discreet.per_example.objective import (
     count_of,
     detached,
     filled,
+    is_of_package,
     logit_gradients,
     mapped,
     one_each,
@@ -201,7 +202,7 @@ def _forward(
             return objective.unit_loss(example, target)
         outputs = objective.outputs(example)
         rows = isinstance(outputs, Tensor) and outputs.shape[:1] == (1,)
-        keeps = objective.is_own_loss and rows
+        keeps = is_of_package(objective.loss) and rows
         if keeps:
             return outputs  # type: ignore[no-any-return]
         with objective.casting():

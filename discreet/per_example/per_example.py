@@ -42,6 +42,7 @@ from discreet.per_example.objective import (
     count_of,
     cross_entropy,
     filled,
+    is_of_package,
     objective_of,
     rows_of,
 )
@@ -312,7 +313,7 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
     known = _trials.get(model)
     is_new = known is None or known.state != key
     losses: list[ref[Loss]] = [] if known is None else known.losses
-    tries_loss = not objective.is_own_loss and all(each() is not loss for each in losses)
+    tries_loss = not is_of_package(loss) and all(each() is not loss for each in losses)
     new = Trial(objective, inputs, targets)
     with _restored(new) if is_new or tries_loss else nullcontext(new) as trial:
         outputs = check_forward(trial) if is_new or tries_loss else None
@@ -355,7 +356,7 @@ def _remembering(objective: Objective) -> Iterator[Objective]:
 def _restored(trial: Trial) -> AbstractContextManager[Trial]:
     """A context with a trial of whose examples nothing may stay."""
     objective = trial.objective
-    if objective.is_own_loss and not has_own_code(objective.modules):
+    if is_of_package(objective.loss) and not has_own_code(objective.modules):
         return nullcontext(trial)  # layers and losses of PyTorch and Discreet keep nothing
     from discreet.per_example.left_outside import nothing_left
 

@@ -125,8 +125,8 @@ def clipped_total(
 
 
 def gradient_or_none(gradient: Callable[[], Tensor], *, failing: str) -> Tensor | None:
-    """The clipped gradient of one unit, or with COUNTS_AS_ZERO None if it can't be computed: what
-    that wrote into the model is undone."""
+    """The clipped gradient of one unit, or with COUNTS_AS_ZERO None if it can't be computed. The
+    caller undoes what the unit leaves."""
     try:
         return gradient()
     except Exception as error:
