@@ -934,6 +934,12 @@ OF_EXAMPLES = (
         "node/test_left_by_units.py::test_what_an_example_leaves_moves_no_step_of_the_others",
     ),
     Fault(
+        "settings of the process and modes that an example leaves stay there",
+        "per_example.process_settings:ProcessSettings.restore",
+        always(None),
+        "node/test_left_by_units.py::test_what_an_example_leaves_moves_no_step_of_the_others",
+    ),
+    Fault(
         "what an example of a shared step leaves in the model stays there",
         "training.shared_step:Snapshot.restore",
         always(False),

@@ -4,16 +4,19 @@ other example: in steps of DP-SGD, in ratings, and where examples can't be compu
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from discreet.data.examples import Examples
 from discreet.node.work import work_of
@@ -256,6 +259,69 @@ class InAVariableThatIsEmptyAtFirst(Turning):
             seen = True
 
 
+class InADefaultType(Turning):
+    def has_seen(self) -> bool:
+        return torch.get_default_dtype() == torch.float64
+
+    def see(self) -> None:
+        torch.set_default_dtype(torch.float64)
+
+
+class InADefaultDevice(Turning):
+    def has_seen(self) -> bool:
+        return torch.get_default_device().type == "meta"
+
+    def see(self) -> None:
+        torch.set_default_device("meta")
+
+
+class InAutocast(Turning):
+    def has_seen(self) -> bool:
+        return torch.get_autocast_dtype("cpu") == torch.float16
+
+    def see(self) -> None:
+        torch.set_autocast_dtype("cpu", torch.float16)
+
+
+class InAModeOfFunctions(Turning):
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def has_seen(self) -> bool:
+        return any(isinstance(mode, self.Mode) for mode in _get_current_function_mode_stack())
+
+    def see(self) -> None:
+        self.Mode().__enter__()
+
+
+class InAModeOfDispatch(Turning):
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def has_seen(self) -> bool:
+        return any(isinstance(mode, self.Mode) for mode in _get_current_dispatch_mode_stack())
+
+    def see(self) -> None:
+        self.Mode().__enter__()
+
+
+class InTheRecursionLimit(Turning):
+    def begin(self) -> None:
+        self.before = sys.getrecursionlimit()
+
+    def has_seen(self) -> bool:
+        return sys.getrecursionlimit() != self.before
+
+    def see(self) -> None:
+        sys.setrecursionlimit(self.before + 1)
+
+
 class WithAnExpandedBuffer(Turning):
     """Nothing is left, and one number stands for five."""
 
@@ -283,6 +349,12 @@ KINDS = [
     InAnotherClass,
     InATeachersGradient,
     InAVariableThatIsEmptyAtFirst,
+    InADefaultType,
+    InADefaultDevice,
+    InAutocast,
+    InAModeOfFunctions,
+    InAModeOfDispatch,
+    InTheRecursionLimit,
     WithAnExpandedBuffer,
     InATensor,
     InABufferBesideALock,
@@ -412,12 +484,18 @@ def by_an_event(outputs: Tensor, targets: Tensor) -> float:
     return float(WAITING.is_set())
 
 
+def by_a_default_type(outputs: Tensor, targets: Tensor) -> float:
+    if (outputs.abs() > 40).any():
+        torch.set_default_dtype(torch.float64)
+    return float(torch.get_default_dtype() == torch.float64)
+
+
 def by_its_table(outputs: Tensor, targets: Tensor) -> float:
     whole = outputs._base if outputs._base is not None else outputs
     return float((whole.abs() > 40).any())
 
 
-METRICS = [by_bytes, by_a_named_tuple, by_an_event, by_its_table]
+METRICS = [by_bytes, by_a_named_tuple, by_an_event, by_a_default_type, by_its_table]
 
 
 def relative(outputs: Tensor, targets: Tensor) -> float:
