@@ -14,7 +14,6 @@ from torch import nn
 from discreet.per_example.attributes import Attributes
 from discreet.per_example.kept_tensors import KeptTensor
 from discreet.per_example.own_code import memory_for
-from discreet.per_example.process_settings import ProcessSettings
 
 if TYPE_CHECKING:
     from discreet.per_example.memory import Memory
@@ -27,14 +26,12 @@ class Snapshot:
         tensors = [*model.parameters(), *model.buffers()]
         self._tensors = [KeptTensor(value, whole=True) for value in tensors]
         self._attributes = Attributes(model.modules())
-        self._settings = ProcessSettings()
         self._memory = memory
 
     @torch.no_grad()
     def restore(self) -> bool:
         """Undoes all changes. True if there were some besides those of numbers in parameters and
         buffers."""
-        self._settings.restore()
         changes = [bool(self._attributes.moved())]
         self._attributes.rebind()
         changes += [each.restore() for each in self._tensors]
@@ -67,10 +64,8 @@ def apart(model: nn.Module) -> Iterator[nn.Module]:
         own = copy.deepcopy(model)
     memory = memory_for(own.modules())
     before = Snapshot(own, memory) if own is model else memory
-    settings = ProcessSettings()
     try:
         yield own
     finally:
-        settings.restore()
         if before is not None:
             before.restore()

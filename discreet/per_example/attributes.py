@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from discreet.layers.model_state import writes
-from discreet.per_example.process_settings import ProcessSettings
 
 
 class Outside(Protocol):
@@ -130,12 +129,9 @@ def put_back(modules: Iterable[nn.Module], memory: Outside | None = None) -> Ite
     """A context in which a forward may change the attributes of its modules, and what `memory`
     holds; at the end they are restored. Raises ValueError: it replaces a parameter or a buffer."""
     before = Attributes(modules)
-    settings = None if memory is None else ProcessSettings()
     try:
         yield
     finally:
-        if settings is not None:
-            settings.restore()
         replaced = before.rebind()
         if memory is not None:
             memory.restore()

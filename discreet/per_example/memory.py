@@ -39,6 +39,7 @@ from discreet.per_example.held_values import (
     said,
 )
 from discreet.per_example.kept_tensors import KeptTensor, gradient_of, put_back_gradient
+from discreet.per_example.process_settings import ProcessSettings
 
 _MOST_ENTRIES = 2**13  # of a container that is looked into
 _MOST_NUMBERS = 2**20  # of an array whose values are compared
@@ -77,7 +78,8 @@ class _TensorPlace(_Place):
 
 
 class Memory:
-    """What the functions of a model, a loss or a metric can reach and write to, as it is now."""
+    """What the functions of a model, a loss or a metric can reach and write to, as it is now, and
+    settings of the process."""
 
     def __init__(
         self, modules: Iterable[nn.Module], function: Any = None, *, whole: bool = True
@@ -86,6 +88,7 @@ class Memory:
         their own. `function`: a loss or a metric. `whole`: large tensors are copied, too, so that
         a change is undone and no error."""
         modules = tuple(modules)
+        self._settings = ProcessSettings()
         self._whole = whole
         parts = [*map(type, modules), *([] if function is None else [function])]
         self._own = frozenset(package_of(getattr(part, "__module__", "")) for part in parts)
@@ -119,6 +122,7 @@ class Memory:
     def restore(self) -> bool:
         """Undoes all changes. True if there were some. Raises ValueError for one that can't be
         undone, when all others are."""
+        self._settings.restore()
         changed = list[str]()
         failed = ""
         for place in self._places:

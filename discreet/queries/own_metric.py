@@ -12,7 +12,6 @@ from torch import Tensor
 
 from discreet.models.models import MISTAKES, own_builder
 from discreet.per_example.memory import Memory
-from discreet.per_example.process_settings import ProcessSettings
 from discreet.queries.answers import Answer
 
 SETTING = "evaluation.metrics"
@@ -30,7 +29,6 @@ def own_metric(name: str) -> Answer:
     memory = Memory((), function)
 
     def value(output: Tensor, target: Tensor) -> float:
-        settings = ProcessSettings()
         try:
             found = float(function(output, target))
         except MISTAKES as error:
@@ -40,8 +38,7 @@ def own_metric(name: str) -> Answer:
                 said = f"failed with {kind}, which counts as 0 and is told once"
                 logger.warning("%s: %s %s: %s", SETTING, name, said, error)
             found = math.nan
-        settings.restore()  # what it keeps of an example reaches no other
-        memory.restore()
+        memory.restore()  # what it keeps of an example reaches no other
         return 0.0 if math.isnan(found) else min(1.0, max(0.0, found))
 
     def values(outputs: Tensor, targets: Tensor) -> Tensor:
