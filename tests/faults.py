@@ -934,6 +934,24 @@ OF_EXAMPLES = (
         "node/test_left_by_units.py::test_what_an_example_leaves_moves_no_step_of_the_others",
     ),
     Fault(
+        "what is replaced by something that looks alike stays there",
+        "per_example.memory:is_replaced",
+        lambda _: lambda now, before: repr(type(now)) != repr(type(before)),
+        "per_example/test_rare_places.py::test_what_a_forward_leaves_in_a_rare_place_is_undone",
+    ),
+    Fault(
+        "a function is taken to be of the library whose name it bears",
+        "per_example.memory:packages_of",
+        lambda _: lambda function: frozenset({function.__module__.partition(".")[0]}),
+        "per_example/test_rare_places.py::test_a_loss_under_the_name_of_a_library_keeps_nothing",
+    ),
+    Fault(
+        "what a backward pass writes stays there",
+        "per_example.objective:Objective.put_back_own",
+        lambda _: lambda self: nullcontext(),
+        "per_example/test_rare_places.py::test_what_a_large_example_leaves_moves_no_later_step",
+    ),
+    Fault(
         "settings of the process and modes that an example leaves stay there",
         "per_example.process_settings:ProcessSettings.restore",
         always(None),

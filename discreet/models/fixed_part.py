@@ -30,7 +30,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from discreet.data.examples import Examples
-from discreet.models.models import MISTAKES, bytes_of, dropout_layers, frozen_digest, to_train
+from discreet.models.models import (
+    MISTAKES,
+    bytes_of,
+    dropout_layers,
+    frozen_digest,
+    is_partly_fixed,
+    to_train,
+)
 from discreet.per_example.attributes import put_back
 from discreet.per_example.objective import trainable
 from discreet.per_example.own_code import memory_for
@@ -71,8 +78,7 @@ def split_fixed(model: nn.Module, inputs: Tensor) -> tuple[nn.Module | None, nn.
     """The frozen first part of a model, and the rest. The first part is None if there is none, or
     if it must be computed at each step; the log then has the reason. Only the shape and type of the
     inputs are used."""
-    fixed = any(getattr(part, "is_fixed", False) for part in model.modules())
-    if not fixed and all(value.requires_grad for value in model.parameters()):
+    if not is_partly_fixed(model):
         return None, model
     if model not in _parts:
         try:

@@ -294,6 +294,12 @@ def frozen_norms(model: nn.Module) -> list[nn.Module]:
     ]
 
 
+def is_partly_fixed(model: nn.Module) -> bool:
+    """True if a part of a model has no parameters to train, or says that it is fixed."""
+    says_so = any(getattr(part, "is_fixed", False) for part in model.modules())
+    return says_so or not all(value.requires_grad for value in model.parameters())
+
+
 def to_train(model: nn.Module) -> None:
     """Training mode, in place. Layers whose parameters are all frozen stay in evaluation mode: they
     keep their statistics, and dropout in them is off."""

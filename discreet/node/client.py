@@ -13,8 +13,12 @@ from torch import Tensor, nn
 
 from discreet.data.examples import Examples, TaskShape
 from discreet.mechanisms.client_noise import release_update
-from discreet.models.fixed_part import behind_fixed
-from discreet.models.models import frozen_digest, load_parameters, outputs_of
+from discreet.models.models import (
+    frozen_digest,
+    is_partly_fixed,
+    load_parameters,
+    outputs_of,
+)
 from discreet.node.account import Accounts, Refused
 from discreet.node.admission import Admitted, admit_one, check_steps
 from discreet.node.policy import ClientPolicy
@@ -187,7 +191,7 @@ class Client:
             # Then n is not public: what is too much is no change. Another step is one, for any n.
             if settings.example is None and admitted.step is None:
                 check_steps(self.policy, len(examples), settings)
-            model, examples = behind_fixed(model, examples)
+            model, examples = _behind_fixed(model, examples)
         update = made(model, params, examples, settings=settings, source=self.source)
         if admitted.local is not None:
             update = release_update(update, admitted.local, source=self.source.child("local"))
@@ -258,7 +262,7 @@ class Client:
         """The answer of a model's ratings. If the model fails on the examples together, it is the
         mean of their answers alone, with zeros for those on which it fails: an answer about single
         examples is such a mean, so one of them moves it by no more than its share."""
-        model, examples = behind_fixed(self.model, held_out)
+        model, examples = _behind_fixed(self.model, held_out)
         load_parameters(model, params)
         try:
             return query.answer(outputs(model, examples.inputs, 0), examples.targets)
@@ -277,3 +281,11 @@ def outputs_of_a_copy(model: nn.Module, inputs: Tensor, _: int = 0) -> Tensor:
     """`outputs_of`, which leaves nothing in the model."""
     with apart(model) as own:
         return outputs_of(own, inputs)
+
+
+def _behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examples]:
+    if not is_partly_fixed(model):
+        return model, examples
+    from discreet.models.fixed_part import behind_fixed  # few models have such a part
+
+    return behind_fixed(model, examples)

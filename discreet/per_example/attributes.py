@@ -44,6 +44,14 @@ def package_of(module: object) -> str:
     return str(module).partition(".")[0]
 
 
+def packages_of(function: Any) -> frozenset[str]:
+    """The packages of a function: that of the name that it bears, which functools.wraps copies, and
+    that of its code."""
+    module = function.__module__
+    names = getattr(function, "__globals__", {})
+    return frozenset({package_of(module), package_of(names.get("__name__", module))})
+
+
 def is_unchanged(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
     """True if a dictionary has the same names in order, with the same objects."""
     return list(now) == list(before) and all(map(is_, now.values(), before.values()))

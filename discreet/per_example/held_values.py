@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from operator import is_
@@ -25,9 +26,9 @@ _MOST_SAID = 2**24  # numbers of a tensor or an array that are compared
 # do anything.
 MAPPINGS = (OrderedDict, dict)
 SEQUENCES = (list, tuple, deque)
-SETS = (set,)
+SETS = (set, frozenset)
 BYTES = (bytearray, array)
-_HOLDING = (dict, list, tuple)
+_FIXED = (tuple, frozenset)  # in which nothing can be replaced
 CONTAINERS = (*MAPPINGS, *SEQUENCES, *SETS, *BYTES)
 _EMPTY = object()
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -76,6 +77,39 @@ def refill(value: Any, entries: Any) -> None:
     (deque.extend if base is deque else base.update)(value, entries)
 
 
+def within(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a container holds that may be written to, and a name for each."""
+    if isinstance(value, BYTES):
+        return
+    entries = entries_of(value)
+    if isinstance(value, (*MAPPINGS, *SETS)):
+        yield from ((" has a key", key) for key in entries if type(key) not in PLAIN)
+    if not isinstance(value, SETS):
+        pairs = entries.items() if isinstance(entries, dict) else enumerate(entries)
+        yield from ((f"[{key!r}]", held) for key, held in pairs if type(held) not in PLAIN)
+
+
+def is_fixed(value: Any) -> bool:
+    """True for a container in which nothing can be replaced."""
+    return isinstance(value, _FIXED)
+
+
+def set_attribute(value: Any, name: str, held: Any) -> None:
+    """Gives an object an attribute, whatever its type says about that."""
+    try:
+        object.__setattr__(value, name, held)
+    except TypeError:  # a type of C that forbids this, such as threading.local
+        vars(value)[name] = held
+
+
+def take_attribute(value: Any, name: str) -> None:
+    """The same for one that is deleted."""
+    try:
+        object.__delattr__(value, name)
+    except TypeError:
+        del vars(value)[name]
+
+
 def attributes_of(value: Any) -> dict[str, Any]:
     """The attributes of an object by name, also those in slots."""
     found = dict(getattr(value, "__dict__", {}))
@@ -101,20 +135,27 @@ def _mangled(name: str, kind: type) -> str:
     return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
 
 
-def is_changed(now: Any, before: Any) -> bool:
-    """True if something was written to a place. What the same objects hold is at their own."""
+def is_replaced(now: Any, before: Any) -> bool:
+    """True if a place has another object, or a container there others. What is written into the
+    same objects is at places of their own."""
     if now is before:
         return False
-    if type(now) is type(before) and type(now) in _HOLDING and len(now) == len(before):
-        held = [[*each, *each.values()] if type(each) is dict else each for each in (now, before)]
-        if all(map(is_, *held)):
-            return False
-    return said(now) != said(before)
+    if type(now) is not type(before):
+        return True
+    if isinstance(now, (np.ndarray, *BYTES)):
+        return said(now) != said(before)
+    if not isinstance(now, CONTAINERS) or len(now) != len(before):
+        return True
+    if isinstance(now, SETS):
+        return set(map(id, now)) != set(map(id, before))
+    if isinstance(now, dict) and not all(map(is_, now.values(), before.values())):
+        return True
+    return not all(map(is_, now, before))
 
 
 def said(value: Any, depth: int = 0) -> object:
     """Values in a form that can be compared: of tensors and arrays all bytes, of other objects
-    their attributes."""
+    their attributes, of what can't be looked into which object it is."""
     kind = type(value).__qualname__
     if isinstance(value, float):
         return repr(value)  # NaN is NaN
@@ -125,7 +166,7 @@ def said(value: Any, depth: int = 0) -> object:
     if isinstance(value, np.ndarray | np.generic):
         return kind, value.shape, _bytes_of_array(value)
     if depth == _SAID_DEPTH:
-        return kind
+        return kind, id(value)
     if isinstance(value, dict):
         keys = [key() if isinstance(key, ref) else key for key in value]
         return kind, [
@@ -139,21 +180,21 @@ def said(value: Any, depth: int = 0) -> object:
     if isinstance(value, nn.Module | ModuleType | type | FunctionType):
         return kind, id(value)
     if package_of(type(value).__module__) in LIBRARIES:
-        return kind
+        return kind, id(value)
     return kind, said(attributes_of(value), depth + 1)
 
 
 def _bytes_of(value: Tensor) -> object:
     if value.numel() > _MOST_SAID or value.layout != torch.strided:
-        return None
+        return id(value)
     with suppress(*CONFUSED):  # a batched tensor of vmap
         return hash(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return None
+    return id(value)
 
 
 def _bytes_of_array(value: np.ndarray[Any, Any] | np.generic) -> object:
     if value.size > _MOST_SAID:
-        return None
+        return id(value)
     if value.dtype.hasobject:
         return repr(value.tolist())
     return hash(value.tobytes())

@@ -35,7 +35,8 @@ class KeptTensor:
         is_moved = _memory_of(value) != self._memory
         if is_moved:
             value.data = self._alias
-        is_same = all(map(is_, gradient_of(value), self._gradient))
+        gradient = gradient_of(value)
+        is_same = len(gradient) == len(self._gradient) and all(map(is_, gradient, self._gradient))
         if not is_same or not is_unchanged(value.__dict__, self._attributes):
             put_back_gradient(value, self._gradient, self._attributes)
             return True
@@ -59,19 +60,26 @@ class KeptTensor:
 
 
 def gradient_of(value: Tensor) -> tuple[Any, ...]:
-    """If a tensor has a gradient, the one that was added up there, and its hooks."""
-    return value.requires_grad, value.grad if value.is_leaf else None, value._backward_hooks
+    """If a tensor has a gradient, the one that was added up there, and its hooks: their dictionary,
+    and its keys and values."""
+    grad = value.grad if value.is_leaf else None
+    hooks = value._backward_hooks
+    return value.requires_grad, grad, hooks, *(hooks or {}).keys(), *(hooks or {}).values()
 
 
 def put_back_gradient(value: Tensor, gradient: tuple[Any, ...], attributes: dict[str, Any]) -> None:
     """Gives a tensor what `gradient_of` said, and its attributes."""
-    requires_grad, grad, hooks = gradient
+    requires_grad, grad, hooks, *held = gradient
     if value.requires_grad != requires_grad:
         value.requires_grad_(requires_grad)
     if value.is_leaf and value.grad is not grad:
         value.grad = grad
     if value._backward_hooks is not hooks:
         value._backward_hooks = hooks
+    if hooks is not None:
+        count = len(held) // 2
+        hooks.clear()
+        hooks.update(zip(held[:count], held[count:], strict=True))
     value.__dict__.clear()
     value.__dict__.update(attributes)
 

@@ -8,20 +8,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from gc import get_referents
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from discreet.layers.refusals import CONFUSED
-from discreet.per_example.attributes import GLOBAL_HOOKS, HOOKS, MODELS, OF_MODULES, package_of
+from discreet.per_example.attributes import (
+    GLOBAL_HOOKS,
+    HOOKS,
+    MODELS,
+    OF_MODULES,
+    package_of,
+    packages_of,
+)
 from discreet.per_example.held_values import (
     BYTES,
     CONTAINERS,
@@ -34,9 +50,13 @@ from discreet.per_example.held_values import (
     contents_of,
     entries_of,
     fill,
-    is_changed,
+    is_fixed,
+    is_replaced,
     refill,
     said,
+    set_attribute,
+    take_attribute,
+    within,
 )
 from discreet.per_example.kept_tensors import KeptTensor, gradient_of, put_back_gradient
 from discreet.per_example.process_settings import ProcessSettings
@@ -46,9 +66,12 @@ _MOST_NUMBERS = 2**20  # of an array whose values are compared
 _MOST_PLACES = 2**16
 _DEPTH = 64
 _OF_CALLS = ("__self__", "__func__", "func", "args", "keywords")  # of methods and partials
+_CALLS = (MethodType, BuiltinMethodType, MethodWrapperType, partial)
 _CODE = (ModuleType, FunctionType, type)
 _KNOWN_CODE = LIBRARIES | {*MODELS}  # whose functions and classes are not looked into
-_HOLDERS = ("argparse.Namespace", "threading.Event", "_thread._local")  # of others' values
+# of others' values
+_HOLDERS = ("argparse.Namespace", "threading.Event", "_thread._local")
+_HOMES = ("torch.utils.data.", "torch.distributions.", "torch.optim.")
 
 
 @dataclass(frozen=True)
@@ -61,11 +84,12 @@ class _Place:
     before: Any
 
     def restore(self) -> bool:
-        """Undoes a change. True if there was one."""
-        if not is_changed(self.read(), self.before):
+        """Undoes a change. True if other values were there."""
+        now = self.read()
+        if not is_replaced(now, self.before):
             return False
         self.write(self.before)
-        return True
+        return said(now) != said(self.before)
 
 
 class _TensorPlace(_Place):
@@ -109,6 +133,8 @@ class Memory:
                 for hook in module.__dict__.get(key, {}).values():
                     self._walk(f"a hook of {name}", hook, 0)
             self._walk(name, type(module), 0)
+            for parameter in module._parameters.values():
+                self._walk(name, type(parameter), 0)
         for hooks in GLOBAL_HOOKS:
             for hook in hooks.values():
                 self._walk("a hook of all modules", hook, 0)
@@ -150,7 +176,7 @@ class Memory:
         kind = type(value)
         if kind in PLAIN or id(value) in self._seen:
             return
-        if id(value) in self._kept or isinstance(value, ModuleType):
+        if id(value) in self._kept:
             return
         if depth > _DEPTH:
             self.too_large = name
@@ -164,7 +190,10 @@ class Memory:
             self._hold_array(name, value)
         elif isinstance(value, (*MAPPINGS, *SEQUENCES, *SETS, *BYTES)):
             self._walk_container(name, value, depth)
-        elif isinstance(value, MethodType | partial):
+        elif isinstance(value, ModuleType):
+            held = vars(value)
+            self._walk_names(f"{value.__name__}.", held, frozenset(held), depth)
+        elif isinstance(value, _CALLS):
             for part in _OF_CALLS:
                 self._walk(name, getattr(value, part, None), depth + 1)
         elif isinstance(value, FunctionType):
@@ -174,7 +203,11 @@ class Memory:
         elif isinstance(value, ContextVar):
             with suppress(LookupError):  # it has no value yet
                 self._hold(name, value.get, value.set)
-        elif kind.__module__ == "functools":  # a cache, or an entry of one
+        elif isinstance(value, ref):
+            self._walk(name, value(), depth + 1)
+        elif isinstance(value, memoryview):
+            self._walk(name, value.obj, depth + 1)
+        elif kind.__module__ == "functools" or kind is MappingProxyType:  # a cache, or its entry
             for held in get_referents(value):
                 self._walk(name, held, depth + 1)
         elif isinstance(value, nn.Module) or _is_holder(kind, self._own):
@@ -184,9 +217,12 @@ class Memory:
 
     def _hold_array(self, name: str, value: np.ndarray[Any, Any]) -> None:
         def write(before: np.ndarray[Any, Any]) -> None:
-            value.resize(before.shape, refcheck=False)
+            if value.shape != before.shape:
+                value.resize(before.shape, refcheck=False)
             value[...] = before
 
+        if value.dtype.hasobject:
+            self._walk(name, value.ravel().tolist(), 0)
         if value.size > _MOST_NUMBERS and not self._whole:
             self.too_large = name
         else:
@@ -218,20 +254,17 @@ class Memory:
     def _walk_container(self, name: str, value: Any, depth: int) -> None:
         if type(value) not in CONTAINERS:
             self._walk_object(name, value, depth)
-        if not isinstance(value, (*SETS, *BYTES)):
-            entries = entries_of(value)
-            pairs = entries.items() if isinstance(entries, dict) else enumerate(entries)
-            inner = [(key, held) for key, held in pairs if type(held) not in PLAIN]
-            if len(inner) > _MOST_ENTRIES:
-                self.too_large = name
-                inner.clear()
-            for key, held in inner:
-                self._walk(f"{name}[{key!r}]", held, depth + 1)
-        if not isinstance(value, tuple):
+        inner = list(within(value))
+        if len(inner) > _MOST_ENTRIES:
+            self.too_large = name
+            inner.clear()
+        for place, held in inner:
+            self._walk(f"{name}{place}", held, depth + 1)
+        if not is_fixed(value):
             self._hold(name, partial(entries_of, value), partial(refill, value))
 
     def _walk_function(self, name: str, function: FunctionType, depth: int) -> None:
-        if _is_library(function.__module__, self._own):
+        if all(_is_library(package, self._own) for package in packages_of(function)):
             return
         self._walk_object(name, function, depth)
         self._walk(name, function.__defaults__, depth + 1)
@@ -241,6 +274,8 @@ class Memory:
             self._walk(variable, contents_of(cell), depth + 1)
             self._hold(variable, partial(contents_of, cell), partial(fill, cell))
         names = names_in(code)
+        if "globals" in names:
+            names |= function.__globals__.keys()
         for place, held in namespaces(function, names, self._own):
             self._walk_names(place, held, names, depth)
 
@@ -262,7 +297,8 @@ class Memory:
                     partial(held.__getitem__, key),
                     partial(held.__setitem__, key),
                 )
-            self._walk(f"{place}{key}", value, depth + 1)
+            if not isinstance(value, ModuleType):  # `namespaces` has the names that are meant
+                self._walk(f"{place}{key}", value, depth + 1)
 
     def _hold_new(
         self, name: str, names: Callable[[], dict[str, Any]], remove: Callable[[str], object]
@@ -283,7 +319,8 @@ class Memory:
         self._hold(name, new, write)
 
     def _walk_class(self, name: str, kind: type, depth: int) -> None:
-        for base in kind.__mro__:
+        metaclass: type = type(kind)
+        for base in (*kind.__mro__, *metaclass.__mro__):
             if _is_library(base.__module__, self._own):
                 continue
             new = f"a new attribute of {base.__name__}"
@@ -318,12 +355,25 @@ class Memory:
             if type(value) is not kind:
                 object.__setattr__(value, "__class__", kind)
             for key in attributes_of(value).keys() - before.keys():
-                object.__delattr__(value, key)
+                take_attribute(value, key)
             for key, held in before.items():
                 if key != "__class__":
-                    object.__setattr__(value, key, held)
+                    set_attribute(value, key, held)
 
         self._hold(name, read, write)
+
+
+@contextmanager
+def no_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """A context in which no gradients of earlier steps can be read or written to."""
+    held = [(each, each.grad) for each in parameters if each.grad is not None]
+    for parameter, _ in held:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in held:
+            parameter.grad = grad
 
 
 def _is_holder(kind: type, own: frozenset[str]) -> bool:
@@ -331,7 +381,8 @@ def _is_holder(kind: type, own: frozenset[str]) -> bool:
     home = kind.__module__
     root = package_of(home)
     is_library = root in LIBRARIES or (root not in own and _is_installed(root))
-    return f"{home}.{kind.__qualname__}" in _HOLDERS or not is_library
+    name = f"{home}.{kind.__qualname__}"
+    return name in _HOLDERS or name.startswith(_HOMES) or not is_library
 
 
 def _is_library(module: object, own: frozenset[str] = frozenset()) -> bool:

@@ -134,6 +134,10 @@ class Objective:
         """A context with one pass: what it leaves is undone."""
         return put_back(self.kept, self.memory)
 
+    def put_back_own(self) -> AbstractContextManager[None]:
+        """The same for a backward pass, which only code of one's own can write in."""
+        return nullcontext() if self.memory is None else self.put_back()
+
     @property
     def rounds(self) -> bool:
         """True if the model computes in bfloat16."""

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from discreet.per_example.attributes import GLOBAL_HOOKS, HOOKS, MODELS, package_of
+from discreet.per_example.attributes import (
+    GLOBAL_HOOKS,
+    HOOKS,
+    MODELS,
+    package_of,
+    packages_of,
+)
 from discreet.per_example.objective import is_of_package
 
 if TYPE_CHECKING:
@@ -26,12 +32,13 @@ def has_own_code(modules: Iterable[nn.Module], trusted: tuple[str, ...] = OURS) 
         held = module.__dict__
         kinds.add(type(module))
         kinds.update(map(type, held.values()))
+        kinds.update(map(type, module._parameters.values()))
         if "forward" in held or any(map(held.__getitem__, HOOKS)):
             return True
         if not kinds.isdisjoint(_FUNCTIONS):
             kinds.difference_update(_FUNCTIONS)
             functions = [each for each in held.values() if isinstance(each, _FUNCTIONS)]
-            if any(package_of(each.__module__) not in trusted for each in functions):
+            if not all(packages_of(each).issubset(trusted) for each in functions):
                 return True
     return any(GLOBAL_HOOKS) or any(package_of(kind.__module__) not in trusted for kind in kinds)
 
@@ -40,17 +47,25 @@ def memory_for(
     modules: Iterable[nn.Module], function: Any = None, *, whole: bool = True
 ) -> Memory | None:
     """`Memory` of what the functions of modules, and of a loss or a metric, can write to; None if
-    all are of PyTorch, Discreet and libraries of models."""
+    they keep nothing."""
     modules = tuple(modules)
-    if _is_known(function) and not has_own_code(modules, (*OURS, *MODELS)):
+    if keeps_nothing(modules, function):
         return None
     from discreet.per_example.memory import Memory
 
     return Memory(modules, function, whole=whole)
 
 
+def keeps_nothing(modules: Iterable[nn.Module], function: Any = None) -> bool:
+    """True if the functions of modules, and a loss or a metric, are of PyTorch, Discreet and
+    libraries of models."""
+    return _is_known(function) and not has_own_code(modules, (*OURS, *MODELS))
+
+
 def _is_known(function: Any) -> bool:
     if isinstance(function, nn.Module):
         return not has_own_code(function.modules())
+    if function is None or is_of_package(function):
+        return True
     home = getattr(function, "__module__", "")
-    return function is None or home in ("torch", "torch.nn.functional") or is_of_package(function)
+    return home in ("torch", "torch.nn.functional") and packages_of(function) == {"torch"}

@@ -146,7 +146,8 @@ def one_pass(
     alone.uses.clear()
     edges = [edge for edge, _ in uses]
     try:
-        gradients = list(_output_gradients(objective, outputs, losses, targets, edges))
+        with objective.put_back_own():
+            gradients = list(_output_gradients(objective, outputs, losses, targets, edges))
     except RuntimeError as error:
         raise Unserved(_reason(error)) from error
     held = list[Term]()

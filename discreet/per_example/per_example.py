@@ -46,7 +46,7 @@ from discreet.per_example.objective import (
     objective_of,
     rows_of,
 )
-from discreet.per_example.own_code import has_own_code, memory_for
+from discreet.per_example.own_code import has_own_code, keeps_nothing
 from discreet.per_example.passes import FEWEST, GradientsOfSome, passes
 from discreet.per_example.perceptron import by_hand
 from discreet.per_example.trial import Trial, check_forward, exact_products, unmoved
@@ -338,13 +338,19 @@ def _tried(objective: Objective, inputs: Tree, targets: Tree) -> tuple[str, Ques
 def _remembering(objective: Objective) -> Iterator[Objective]:
     """A context with the objective for passes over data. What they change outside of the model is
     undone, and the log says so once."""
-    memory = memory_for(objective.modules, objective.loss, whole=False)
-    yield replace(objective, memory=memory)
-    for name in memory.changed if memory else ():
+    if keeps_nothing(objective.modules, objective.loss):
+        yield objective
+        return
+    from discreet.per_example.memory import Memory, no_gradients
+
+    with no_gradients(objective.parameters):
+        memory = Memory(objective.modules, objective.loss, whole=False)
+        yield replace(objective, memory=memory)
+    for name in memory.changed:
         if name not in _undone:
             _undone.add(name)
             _log.warning("the model's forward or the loss changes %s: undone after each pass", name)
-    if memory and memory.too_large and memory.too_large not in _undone:
+    if memory.too_large and memory.too_large not in _undone:
         _undone.add(memory.too_large)
         _log.warning(
             "%s, which the model's forward or the loss can write to, is too large to be looked "
