@@ -69,7 +69,7 @@ _OF_CALLS = ("__self__", "__func__", "func", "args", "keywords")  # of methods a
 _CALLS = (MethodType, BuiltinMethodType, MethodWrapperType, partial)
 _CODE = (ModuleType, FunctionType, type)
 _KNOWN_CODE = LIBRARIES | {*MODELS}  # whose functions and classes are not looked into
-# of others' values
+# Objects of libraries that hold values of others: their types, and the modules of such types.
 _HOLDERS = ("argparse.Namespace", "threading.Event", "_thread._local")
 _HOMES = ("torch.utils.data.", "torch.distributions.", "torch.optim.")
 
@@ -92,13 +92,20 @@ class _Place:
         return said(now) != said(self.before)
 
 
-class _TensorPlace(_Place):
-    """A tensor that can be written to. `before`: a `KeptTensor`."""
+@dataclass(frozen=True)
+class _TensorPlace:
+    """A tensor that can be written to."""
+
+    name: str
+    kept: KeptTensor
+
+    def read(self) -> Tensor:
+        return self.kept.value
 
     def restore(self) -> bool:
-        kept: KeptTensor = self.before
-        has_changed = kept.restore()
-        return kept.restore_numbers() or has_changed
+        """As `_Place.restore`."""
+        has_changed = self.kept.restore()
+        return self.kept.restore_numbers() or has_changed
 
 
 class Memory:
@@ -118,7 +125,7 @@ class Memory:
         self._own = frozenset(package_of(getattr(part, "__module__", "")) for part in parts)
         self.changed = dict[str, None]()  # the names of what was undone
         self.too_large = ""  # the name of what is not looked through
-        self._places = list[_Place]()
+        self._places = list[_Place | _TensorPlace]()
         self._kept = {
             id(each) for module in modules for each in (module, *module._parameters.values())
         }
@@ -185,7 +192,7 @@ class Memory:
         if isinstance(value, Tensor):
             with suppress(*CONFUSED):  # a tensor of a transform that has ended
                 kept = KeptTensor(value, whole=self._whole)
-                self._places.append(_TensorPlace(name, lambda: value, lambda _: None, kept))
+                self._places.append(_TensorPlace(name, kept))
         elif isinstance(value, np.ndarray):
             self._hold_array(name, value)
         elif isinstance(value, (*MAPPINGS, *SEQUENCES, *SETS, *BYTES)):
