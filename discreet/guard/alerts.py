@@ -18,7 +18,7 @@ logger = logging.getLogger("discreet.guard")
 
 BUDGET = "budget"  # 80 % of it are spent
 REFUSED = "refused"
-LATE = "late"  # noise alone has left, or nothing
+LATE = "late"  # a reply leaves late, or a block can not be ended
 FAILED = "failed"  # the guard did not start, or its sandbox has ended
 BUDGET_SHARE = 0.8
 HOUR = 3600.0

@@ -60,11 +60,6 @@ class BlockSum(Private):
     drawn: int
     failed: int
 
-    @property
-    def without_results(self) -> BlockSum:
-        """The sum of blocks that ended too late: nothing of them leaves."""
-        return BlockSum(torch.zeros_like(self.total), 0, 0)
-
 
 @dataclass(frozen=True)
 class BlockRelease:
@@ -103,7 +98,7 @@ class BlockRelease:
 
     def mean(self, summed: BlockSum, source: RandomSource) -> Tensor:
         """The noised mean (size,), float64. The noise is calibrated to 2C, whichever blocks ran,
-        failed or were empty."""
+        failed, were empty or ended late: none decides whether another counts."""
         gaussian = Gaussian(self.noise_multiplier)
         sensitivity = MOVES * self.terms.clip_norm
         noised = gaussian.add_grid_noise(summed.total, sensitivity, grid=self.grid, source=source)

@@ -8,6 +8,7 @@ in memory. It needs a service manager that hands its service a group of its own 
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,9 +76,9 @@ class MemoryGroups:
 
     def new(self, number: int, megabytes: int) -> tuple[MemoryGroup, int]:
         """A group for a block, the `number`-th of those that run at once, and an open file: a
-        process enters the group by writing "0" to it."""
-        folder = self.folder / f"{BLOCK}{number}"
-        folder.mkdir()
+        process enters the group by writing "0" to it. Its name is new: the group of an earlier
+        block may be there still, and decides nothing about this one."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{BLOCK}{number}-", dir=self.folder))
         (folder / "memory.max").write_text(str(megabytes * MEMORY))
         (folder / "memory.oom.group").write_text("1")  # all of its processes end together
         swap = folder / "memory.swap.max"

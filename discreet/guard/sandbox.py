@@ -1,9 +1,11 @@
 """The guard's side of the sandbox: it runs an app once for each block, and returns one vector or
 nothing.
 
-Each block starts at a moment that was fixed beforehand, and is ended at another. If it is still
-there when the next one would start, its slot takes a whole multiple of the time. Its output and
-state are kept after the last block has ended.
+Each block starts at a moment that was fixed beforehand, and is ended at another. What it has given
+by the end of its slot counts, and nothing else of it. If it is still there when the next one would
+start, that one waits, a whole multiple of the time and however long it takes, and then has as many
+seconds as any other: so no block decides whether another counts. Its output and state are kept
+after the last block has ended.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from discreet.guard.alerts import LATE, Alerts
 from discreet.guard.block_release import Vector
 from discreet.guard.block_task import ALONE, DEADLINE, IMAGE, MOST_STATE, ROOT, SPACES, BlockTask
 from discreet.guard.enclosure import OTHER_MB
@@ -119,6 +122,7 @@ class Sandbox:
         if os.geteuid() == 0:
             raise ConfigError(NO_ROOT)
         self.policy = policy
+        self.alerts = Alerts(policy.alert)
         remove_left()
         self.groups = MemoryGroups.delegated()  # before a process is started that would be in it
         self.home: ScratchHome | None = None
@@ -170,8 +174,8 @@ class Sandbox:
 
     def run(self, task: BlockTask, blocks: Sequence[BlockInput]) -> Iterator[BlockResult]:
         """Runs a task on blocks, in order, and yields the result of each, while the next ones start
-        in time. SandboxError: the sandbox or the keeper of a block has ended, or a block could not
-        be ended. Then all processes in the sandbox end."""
+        in time. SandboxError: the sandbox or the keeper of a block has ended. Then all processes
+        in the sandbox end."""
         try:
             yield from self._run(task, blocks)
         except SandboxError:
@@ -197,7 +201,7 @@ class Sandbox:
                     yield self._result(each, task)
                 starts += self.policy.slot_seconds
                 self._read(running, task, until=starts)
-            _wait_for(ending)
+            self._wait_for(ending)
             _end_all(ending)
             for each in running:
                 yield self._result(each, task)
@@ -210,7 +214,7 @@ class Sandbox:
         follow before which all earlier blocks have ended."""
         time.sleep(max(0.0, starts - time.monotonic()))
         if _still_there(ending, 0.0):
-            _wait_for(ending)
+            self._wait_for(ending)
             seconds = self.policy.slot_seconds
             longer = math.ceil((time.monotonic() - starts) / seconds)
             logger.warning("a block has ended late: its slot takes %d times as long", 1 + longer)
@@ -218,6 +222,14 @@ class Sandbox:
             time.sleep(max(0.0, starts - time.monotonic()))
         _end_all(ending)
         return starts
+
+    def _wait_for(self, ending: Sequence[_Running]) -> None:
+        """Waits until the keepers of all blocks have ended, and tells the operators of a block that
+        takes long. To give up would let it decide whether the site answers. SandboxError: a keeper
+        has ended before its block."""
+        while _still_there(ending, END_SECONDS):
+            logger.error("a block could not be ended for %g s: the guard waits on", END_SECONDS)
+            self.alerts.call(LATE)
 
     def _start(self, task: int, block: BlockInput, ends: float, *, place: int) -> _Running:
         state = _sealed(block.state)
@@ -344,13 +356,6 @@ def _sealed(content: bytes) -> int:
 def _end_all(ending: list[_Running]) -> None:
     while ending:
         ending.pop().end()
-
-
-def _wait_for(ending: Sequence[_Running]) -> None:
-    """Waits until the keepers of all blocks have ended. SandboxError: one has not, or before its
-    time."""
-    if _still_there(ending, END_SECONDS):
-        raise SandboxError("a block could not be ended")
 
 
 def _still_there(ending: Sequence[_Running], seconds: float) -> bool:

@@ -71,7 +71,6 @@ ALL_FAILED = (
     "by a noised count no block of this site gave a result in the first round of this run, so this "
     "site's guard runs no other: discreet site try shows an app's errors"
 )
-MISSED = "the reply was not ready at its time, and nothing was released"
 
 
 @dataclass(frozen=True)
@@ -136,14 +135,14 @@ class SiteGuard:
         Raises:
           Refused: the bundle, the message or the run is not allowed, or the budget is spent. The
             message says why, and does not depend on any patient's data. Nothing was charged.
-          LedgerError, SandboxError, TimeoutError: something is wrong at the site.
+          LedgerError, SandboxError: something is wrong at the site.
         """
         if slots is None:
             slots = ReplySlots(time.monotonic(), self.policy.round_seconds)
         answer = self._answer(message, context, app, slots)
-        if answer.charged and slots.missed():
-            self._note(message, app, refused=MISSED)
-            raise TimeoutError(MISSED)
+        if answer.charged and slots.over():
+            logger.error("a reply leaves late: set reply-seconds to more than this round took")
+            self.alerts.call(LATE)
         return answer
 
     def _answer(self, message: Message, context: Context, app: App, slots: ReplySlots) -> Answer:
@@ -162,7 +161,7 @@ class SiteGuard:
             self._note(message, app, refused=str(refusal))
             raise Refused(str(refusal)) from refusal
         summed = self._run(message, context, app, work=work)
-        summed = self._settled(summed, message, app, slots)
+        self._note_round(summed, message, app, slots)
         if work.release.counts:
             self.failed[app.run_id] = work.release.all_failed(summed, secure_source())
         mean = work.release.mean(summed, secure_source())
@@ -188,7 +187,8 @@ class SiteGuard:
 
         def run(plain: Message, release: BlockRelease, layout: ArrayLayout) -> BlockSum:
             summed = self._run(plain, context, app, work=BlockWork(release, layout, "", None))
-            return self._settled(summed, message, app, slots)
+            self._note_round(summed, message, app, slots)
+            return summed
 
         work = partial(read_masked, message, self.policy, charge, run=run)
         least = {
@@ -266,16 +266,12 @@ class SiteGuard:
         _store_logs(results, self.site / LOGS)
         return summed
 
-    def _settled(self, summed: BlockSum, message: Message, app: App, slots: ReplySlots) -> BlockSum:
-        """The sum, or zero if the blocks ended too late: then noise alone leaves. Notes which."""
-        slots.settle()
+    def _note_round(self, summed: BlockSum, message: Message, app: App, slots: ReplySlots) -> None:
+        """Writes what came of the blocks to the site's records. That they ended late is a fact for
+        its operators, and changes nothing of the sum."""
         write_json(self.records / PRIVACY, privacy_facts(self.policy, self.ledger))
-        told = {"drawn": summed.drawn, "failed": summed.failed, "late": slots.noise_alone}
+        told = {"drawn": summed.drawn, "failed": summed.failed, "late": slots.over()}
         self._note(message, app, epsilon=self.epsilon, **told)
-        if slots.noise_alone:
-            logger.error("noise alone leaves: set reply-seconds to more than this round took")
-            return summed.without_results
-        return summed
 
     def _vectors(
         self, task: BlockTask, inputs: Sequence[BlockInput], *, work: BlockWork, sent: Vector,
@@ -338,9 +334,7 @@ class SiteGuard:
         """Tells the operators of an outcome that they should look at."""
         refused = what.get("refused")
         epsilon = what.get("epsilon")
-        if refused == MISSED or what.get("late"):
-            self.alerts.call(LATE)
-        elif refused is not None:
+        if refused is not None:
             self.alerts.call(REFUSED)
         if isinstance(epsilon, float) and epsilon >= BUDGET_SHARE * self.policy.max_epsilon:
             self.alerts.call(BUDGET)

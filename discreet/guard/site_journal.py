@@ -68,7 +68,7 @@ def journal_lines(policy: GuardPolicy) -> Iterator[str]:
         else:
             blocks = "block" if row["drawn"] == 1 else "blocks"
             drawn = f"{row['drawn']} {blocks}, {row['failed']} of them without a result"
-            late = "noise alone left, too late; " if row.get("late") else ""
+            late = "left late; " if row.get("late") else ""
             yield f"{what}: {drawn}; {late}epsilon {row['epsilon']:.4g} so far"
     lost = guard_ledger(policy).spent(policy.unit).num_releases - _ended(found)
     if lost > 0:

@@ -295,7 +295,6 @@ def _block(task: BlockTask, pipes: Pipes, data: Path, enclose: object) -> NoRetu
         _enter_group(pipes)
         os.close(pipes.done)
         os.setsid()
-        Path("/proc/self/oom_score_adj").write_text("1000")  # before the sandbox and the guard
         archive = _contents(pipes.archive)
         state = _contents(pipes.state)
         out = _only_these_open(pipes)
@@ -312,7 +311,9 @@ def _has_group(pipes: Pipes) -> bool:
 
 
 def _enter_group(pipes: Pipes) -> None:
-    """From now on the memory of this process counts in the group of its block."""
+    """From now on the memory of this process counts in the group of its block. Where a machine has
+    none left, the block ends, before its keeper, the sandbox and the guard."""
+    Path("/proc/self/oom_score_adj").write_text("1000")
     os.write(pipes.group, b"0")
 
 

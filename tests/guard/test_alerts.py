@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 from discreet.guard import alerts, site_check
 from discreet.guard.alerts import BUDGET, HOUR, LATE, REFUSED, Alerts
 from discreet.guard.guard_policy import read_guard
-from discreet.guard.site_guard import MISSED, SiteGuard
+from discreet.guard.reply_slots import ReplySlots
+from discreet.guard.site_guard import SiteGuard
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
 from tests.guard.made import context, guard_toml, message, site
@@ -83,8 +85,9 @@ def test_a_late_reply_is_told(tmp_path: Path, command: list[str]) -> None:
     guard = guard_at(tmp_path / "guard", alert=command)
     guard.answer(message(), context(), APP)
     assert told(guard, tmp_path) == []
-    guard._alert({"refused": MISSED})
-    guard._alert({"epsilon": 0.1, "late": True})
+    for _ in range(2):
+        came = time.monotonic() - guard.policy.round_seconds
+        guard.answer(message(), context(), APP, ReplySlots(came, guard.policy.round_seconds))
     (call,) = told(guard, tmp_path)
     assert call["words"][-1] == LATE  # type: ignore[index]
 

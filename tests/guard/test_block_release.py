@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,6 @@ from discreet.audit.canaries import Scores
 from discreet.audit.estimates import fit_gaussians
 from discreet.guard import block_release
 from discreet.guard.guard_policy import GuardTerms
-from discreet.guard.reply_slots import ReplySlots
 from discreet.guard.site_guard import App, SiteGuard
 from discreet.guard.site_records import JOURNAL
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
@@ -67,14 +67,14 @@ def answered(guard: SiteGuard, given: Message | None = None, **config: object) -
     return guard.answer(given or message(), context(**config), APP).content
 
 
-def neighbours(tmp_path: Path, play: Play = opposed) -> Replay:
+def neighbours(tmp_path: Path, play: Play = opposed, **settings: object) -> Replay:
     """A guard's round with one patient, and without."""
     without = dict(PATIENTS)
     with_one = without | {"another": -1.0}
     count = iter(range(9))
 
     def run(patients: dict[str, float], source: RandomSource) -> object:
-        guard = guard_at(tmp_path / str(next(count)), play, patients)
+        guard = guard_at(tmp_path / str(next(count)), play, patients, **settings)
         with patch("discreet.guard.site_guard.secure_source", lambda: source.child("noise")):
             content = answered(guard)
         spent = guard.ledger.spent("patient").entries
@@ -115,6 +115,30 @@ def test_no_app_moves_the_sum_by_more(tmp_path: Path, play: Play) -> None:
     found = neighbours(tmp_path, play)
     assert found.faults == ()
     assert max(found.shares) <= 1 + 1e-6
+
+
+def test_a_block_that_ends_late_moves_the_sum_by_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Five blocks. Where one that ends late makes noise alone leave, its patient moves 5C.
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+
+    def play(values: Sequence[float]) -> np.ndarray | None:
+        if -1.0 not in values:
+            return np.float32(C) * UNIT
+        clock.now += 1e4
+        return None
+
+    found = neighbours(tmp_path, play, blocks=5)
+    assert found.faults == ()
+    assert found.shares == (pytest.approx(0.5, abs=0.01),)
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1000.0
 
 
 def test_the_round_is_on_the_ledger_before_a_block_starts(tmp_path: Path) -> None:
@@ -483,13 +507,9 @@ def test_one_patient_moves_the_count_by_no_more_than_its_noise_is_for(tmp_path: 
     assert noise == pytest.approx(48 / 28)
 
 
-def test_blocks_that_were_too_late_say_nothing_by_the_count(tmp_path: Path) -> None:
-    guard = guard_at(tmp_path, fails, MANY, **COUNTED)
-    with patch("discreet.guard.reply_slots.ReplySlots.settle", late):
-        answered(guard)
-    assert guard.failed == {RUN: False}
-
-
-def late(slots: ReplySlots) -> None:
-    """Blocks have ended too late."""
-    slots.noise_alone = True
+def test_blocks_that_ended_late_count_as_any_others(tmp_path: Path) -> None:
+    for play, failed in ((fails, True), (opposed, False)):
+        guard = guard_at(tmp_path / str(failed), play, MANY, **COUNTED)
+        with patch("discreet.guard.reply_slots.ReplySlots.over", lambda slots: True):
+            answered(guard)
+        assert guard.failed == {RUN: failed}

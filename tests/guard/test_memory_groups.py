@@ -55,6 +55,17 @@ def test_buffers_of_sockets_count_where_the_guard_has_a_group_of_its_own() -> No
     assert "more than limits.memory-mb and disk-mb" in block["log"]
 
 
+def test_the_group_of_an_earlier_block_that_is_still_there_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "open", lambda path, flags: 0)
+    groups = MemoryGroups(tmp_path)
+    earlier, _ = groups.new(0, 64)
+    later, _ = groups.new(0, 64)
+    assert earlier.folder != later.folder
+    assert (later.folder / "memory.max").read_text() == str(64 << 20)
+
+
 def test_a_group_that_others_are_in_is_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
