@@ -31,6 +31,7 @@ from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
 from discreet.per_example.attributes import numbers_of
 from discreet.per_example.gradient_hooks import gradient_hooks
+from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Loss,
@@ -43,6 +44,7 @@ from discreet.per_example.objective import (
     cross_entropy,
     filled,
     is_of_package,
+    mapped,
     objective_of,
     rows_of,
 )
@@ -270,8 +272,9 @@ def clipped_sum_of(
             found = Found(*_tried(objective, inputs, targets), draws)
             with _remembering(objective) as objective:
                 if not found.reason:
+                    some = _own_copies(objective, inputs, targets)
                     try:
-                        parts = passes(objective, inputs, targets, found.questions, draws)
+                        parts = passes(objective, *some, found.questions, draws)
                         return _summed(objective, parts, clip, count)
                     # Only this batch failed. How its examples affect each other is not known.
                     except Unserved as error:
@@ -351,6 +354,19 @@ def _remembering(objective: Objective) -> Iterator[Objective]:
             "through: what an example leaves there is not undone",
             memory.too_large,
         )
+
+
+def _own_copies(objective: Objective, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
+    """A batch for code of one's own, which may write to it: rows may share memory with each other
+    or with a buffer of a collate_fn, and would reach other examples."""
+    if objective.memory is None:
+        return inputs, targets
+    copies = mapped(_copied, inputs)
+    return copies, copies if targets is inputs else mapped(_copied, targets)
+
+
+def _copied(part: Tensor | Graphs) -> Tensor | Graphs:
+    return part.clone() if isinstance(part, Tensor) else part
 
 
 def _restored(trial: Trial) -> AbstractContextManager[Trial]:
