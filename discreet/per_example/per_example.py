@@ -12,9 +12,10 @@ model that vmap can't follow runs one example after the other (`any_model.py`), 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -272,7 +273,7 @@ def clipped_sum_of(
             found = Found(*_tried(objective, inputs, targets), draws)
             with _remembering(objective) as objective:
                 if not found.reason:
-                    some = _own_copies(objective, inputs, targets)
+                    some = _in_own_memory(objective, inputs, targets)
                     try:
                         parts = passes(objective, *some, found.questions, draws)
                         return _summed(objective, parts, clip, count)
@@ -356,17 +357,34 @@ def _remembering(objective: Objective) -> Iterator[Objective]:
         )
 
 
-def _own_copies(objective: Objective, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
-    """A batch for code of one's own, which may write to it: rows may share memory with each other
-    or with a buffer of a collate_fn, and would reach other examples."""
-    if objective.memory is None:
+def _in_own_memory(objective: Objective, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
+    """A batch in which no row shares memory with another one: code of one's own may write there."""
+    parts = [part for part in batches_in((inputs, targets)) if isinstance(part, Tensor)]
+    if objective.memory is None or _lie_apart(parts):
         return inputs, targets
-    copies = mapped(_copied, inputs)
-    return copies, copies if targets is inputs else mapped(_copied, targets)
+    return mapped(_copied, inputs), mapped(_copied, targets)
 
 
 def _copied(part: Tensor | Graphs) -> Tensor | Graphs:
     return part.clone() if isinstance(part, Tensor) else part
+
+
+def _lie_apart(parts: Sequence[Tensor]) -> bool:
+    """True if surely no row of a tensor shares memory with another row of it or of the others."""
+    spans = list[tuple[int, int, int]]()  # in bytes: the start, the step to the next row, a row
+    for part in parts:
+        width = 1 + sum(
+            (size - 1) * step for size, step in zip(part.shape[1:], part.stride()[1:], strict=True)
+        )
+        size = part.element_size()
+        spans.append((part.data_ptr(), size * part.stride(0), size * width))
+
+    def are_apart(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
+        (first, step, row), (later, other_step, other_row) = sorted((one, other))
+        is_behind = first + (len(parts[0]) - 1) * step + row <= later
+        return is_behind or (step == other_step and max(row, later + other_row - first) <= step)
+
+    return all(itertools.starmap(are_apart, itertools.combinations_with_replacement(spans, 2)))
 
 
 def _restored(trial: Trial) -> AbstractContextManager[Trial]:
