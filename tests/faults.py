@@ -923,6 +923,12 @@ OF_EXAMPLES = (
         "dpsgd/test_padding.py::test_a_model_that_reads_padding_is_refused_at_no_cost",
     ),
     Fault(
+        "rows of a batch that share memory are written to by all",
+        "per_example.per_example:_lie_apart",
+        always(True),
+        "per_example/test_shared_rows.py::test_a_forward_that_writes_into_a_row_changes_no_other_row",
+    ),
+    Fault(
         "what an item leaves for later ones is not noticed",
         "dpsgd.own_example:_depends",
         always(False),

@@ -333,7 +333,7 @@ class DPSGD:
             check_known(self._optimizers.all, self.steps_taken)
         labels = ("step", piece.step, "piece", piece.number, "process", self._processes.rank)
         with torch_draws_from(self._source.child(*labels), self._model, piece.rows):
-            sums = self._clipped_sums(*piece.batch, piece.owners)
+            sums = self._clipped_sums(*piece.as_drawn, piece.owners)
             if self._batches.padding is not None:
                 objective = objective_of(self._model, self._loss)
                 self._batches.padding.check(objective, piece.batch, piece.rows.tolist())

@@ -62,8 +62,9 @@ class MapDataset(Protocol):
 @dataclass(frozen=True, eq=False, repr=False)
 class Piece(Private):
     """A part of a step's batch, or all of it. `as_drawn` is a copy, since some writes to a tensor
-    can't be detected otherwise. `rows`: the positions of the examples in the data set. `owners`:
-    the owner of each row, for a loop whose units are owners."""
+    can't be detected otherwise, and since a forward may write to it, while rows of `batch` may
+    share memory with a buffer of a collate_fn. `rows`: the positions of the examples in the data
+    set. `owners`: the owner of each row, for a loop whose units are owners."""
 
     step: int
     number: int

@@ -101,7 +101,7 @@ def built_terms(
     """
     found = []
     for place in draws.seeded():
-        one = slice(place, place + 1)
+        one = [place]  # a copy: a forward may write to it, and rows may share memory
         own = draws.of(torch.tensor([place]))
         try:
             with objective.put_back():

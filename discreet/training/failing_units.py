@@ -137,9 +137,9 @@ def gradient_or_none(gradient: Callable[[], Tensor], *, failing: str) -> Tensor 
 
 
 def rows_of(inputs: Tensor, targets: Tensor) -> Iterator[Unit]:
-    """Each row as a unit."""
+    """A copy of each row as a unit."""
     for place in range(len(targets)):
-        row = slice(place, place + 1)
+        row = [place]
         yield inputs[row], targets[row]
 
 

@@ -385,6 +385,29 @@ def test_a_batch_that_was_written_to_without_a_trace_is_refused(
     assert loop.epsilon() == 0
 
 
+class Bounded(nn.Module):
+    """Raises states in place to at least the size of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = linear()
+
+    def forward(self, inputs: Tensor, states: Tensor) -> Tensor:
+        states.clamp_(min=inputs.abs())
+        return self.layer(inputs / (1 + states))  # type: ignore[no-any-return]
+
+
+def test_what_a_forward_writes_into_a_buffer_of_collate_fn_reaches_no_step() -> None:
+    buffer = torch.zeros(SIZE, COUNTED.inputs.shape[1])
+
+    def with_states(pairs: Rows) -> Any:
+        inputs, targets = stacked(pairs)
+        return (inputs, buffer[: len(pairs)]), targets
+
+    run(private(Bounded(), dataset=PAIRS, collate_fn=with_states))
+    assert not buffer.any()
+
+
 def test_values_that_are_not_finite_are_no_change_of_a_batch() -> None:
     inputs = COUNTED.inputs.clone()
     inputs[::3] = float("nan")
