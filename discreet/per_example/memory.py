@@ -6,6 +6,7 @@ Attributes of modules themselves and their registered tensors are in `attributes
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -72,6 +73,9 @@ _KNOWN_CODE = LIBRARIES | {*MODELS}  # whose functions and classes are not looke
 # Objects of libraries that hold values of others: their types, and the modules of such types.
 _HOLDERS = ("argparse.Namespace", "threading.Event", "_thread._local")
 _HOMES = ("torch.utils.data.", "torch.distributions.", "torch.optim.")
+
+_told = set[str]()
+_log = logging.getLogger("discreet")
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,18 @@ class Memory:
                 "an example leaves there would reach others. Take out what changes it"
             )
         return bool(changed)
+
+    def tell(self) -> None:
+        """Logs each name of what was undone once, and that of what is too large."""
+        for name in self.changed.keys() - _told:
+            _log.warning("the model's forward or the loss changes %s: undone after each pass", name)
+        if self.too_large and self.too_large not in _told:
+            _log.warning(
+                "%s, which the model's forward or the loss can write to, is too large to be looked "
+                "through: what an example leaves there is not undone",
+                self.too_large,
+            )
+        _told.update(self.changed, [self.too_large])
 
     def _hold(self, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
         if len(self._places) >= _MOST_PLACES:

@@ -12,10 +12,8 @@ model that vmap can't follow runs one example after the other (`any_model.py`), 
 
 from __future__ import annotations
 
-import itertools
-import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -32,7 +30,6 @@ from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
 from discreet.per_example.attributes import numbers_of
 from discreet.per_example.gradient_hooks import gradient_hooks
-from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Loss,
@@ -45,7 +42,6 @@ from discreet.per_example.objective import (
     cross_entropy,
     filled,
     is_of_package,
-    mapped,
     objective_of,
     rows_of,
 )
@@ -90,8 +86,6 @@ class Found(NamedTuple):
 
 
 _trials: WeakKeyDictionary[nn.Module, _Tried] = WeakKeyDictionary()
-_undone = set[str]()
-_log = logging.getLogger("discreet")
 
 
 def clipped_gradient_sum(
@@ -273,7 +267,7 @@ def clipped_sum_of(
             found = Found(*_tried(objective, inputs, targets), draws)
             with _remembering(objective) as objective:
                 if not found.reason:
-                    some = _in_own_memory(objective, inputs, targets)
+                    some = _batch_of(objective, inputs, targets)
                     try:
                         parts = passes(objective, *some, found.questions, draws)
                         return _summed(objective, parts, clip, count)
@@ -350,47 +344,16 @@ def _remembering(objective: Objective) -> Iterator[Objective]:
     with no_gradients(objective.parameters):
         memory = Memory(objective.modules, objective.loss, whole=False)
         yield replace(objective, memory=memory)
-    for name in memory.changed:
-        if name not in _undone:
-            _undone.add(name)
-            _log.warning("the model's forward or the loss changes %s: undone after each pass", name)
-    if memory.too_large and memory.too_large not in _undone:
-        _undone.add(memory.too_large)
-        _log.warning(
-            "%s, which the model's forward or the loss can write to, is too large to be looked "
-            "through: what an example leaves there is not undone",
-            memory.too_large,
-        )
+    memory.tell()
 
 
-def _in_own_memory(objective: Objective, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
-    """A batch in which no row shares memory with another one: code of one's own may write there."""
-    parts = [part for part in batches_in((inputs, targets)) if isinstance(part, Tensor)]
-    if objective.memory is None or _lie_apart(parts):
+def _batch_of(objective: Objective, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
+    """A batch, in memory of its own where code of one's own may write to its rows."""
+    if objective.memory is None:
         return inputs, targets
-    return mapped(_copied, inputs), mapped(_copied, targets)
+    from discreet.per_example.shared_rows import in_own_memory
 
-
-def _copied(part: Tensor | Graphs) -> Tensor | Graphs:
-    return part.clone() if isinstance(part, Tensor) else part
-
-
-def _lie_apart(parts: Sequence[Tensor]) -> bool:
-    """True if surely no row of a tensor shares memory with another row of it or of the others."""
-    spans = list[tuple[int, int, int]]()  # in bytes: the start, the step to the next row, a row
-    for part in parts:
-        width = 1 + sum(
-            (size - 1) * step for size, step in zip(part.shape[1:], part.stride()[1:], strict=True)
-        )
-        size = part.element_size()
-        spans.append((part.data_ptr(), size * part.stride(0), size * width))
-
-    def are_apart(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
-        (first, step, row), (later, other_step, other_row) = sorted((one, other))
-        is_behind = first + (len(parts[0]) - 1) * step + row <= later
-        return is_behind or (step == other_step and max(row, later + other_row - first) <= step)
-
-    return all(itertools.starmap(are_apart, itertools.combinations_with_replacement(spans, 2)))
+    return in_own_memory(inputs, targets)
 
 
 def _restored(trial: Trial) -> AbstractContextManager[Trial]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from discreet.per_example import per_example
+from discreet.per_example import memory
 from discreet.per_example.objective import cross_entropy
 from discreet.per_example.per_example import clipped_gradient_sum
 
@@ -432,7 +432,7 @@ class WarmUp:
 def test_what_a_loss_counts_is_undone_and_said_once(
     mean: Callable[[Tensor], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    per_example._undone.clear()
+    memory._told.clear()
     loss, model = WarmUp(mean), nn.Linear(6, 3)
     for loss.epoch in (0, 0, 1, 1):
         clipped(model, loss)
