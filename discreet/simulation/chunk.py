@@ -2,6 +2,9 @@
 all, read in padded batches without copies. Draws, gradients and noise are made for all at once, for
 `discreet.training.local_training`.
 
+A product of many matrices rounds by their shape and place in memory, so the last bits of a client
+follow from the others of its chunk.
+
 With a seed every client draws from the same streams as alone. Without one, a single secure stream
 serves all of them in bulk: a draw for each would halve the speed of logistic regression.
 """

@@ -243,7 +243,8 @@ class Engine:
 class BatchedTransport:
     """A `Transport` that trains chunks of the cohort, each as one computation.
 
-    The replies equal those of `InProcessTransport`; without a seed they have the same distribution.
+    The replies equal those of `InProcessTransport` up to rounding; without a seed they have the
+    same distribution up to it.
     Only a few chunks are held, however large cohort and population are: the sum of a reply may be
     overwritten once the next one is asked for. It is a context manager for its workers, which run
     on this machine unless `workers` makes others. Without workers this process trains a chunk when
@@ -315,8 +316,10 @@ class BatchedTransport:
 
     def _chunks(self, cohort: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """The cohort in chunks of clients of similar size, largest first, with their sizes. Those
-        that are trained in the dual form are in chunks of their own: another client's size decides
-        nothing about a client's arithmetic."""
+        that are trained in the dual form are in chunks of their own, so that no other client's size
+        decides about the form in which one is trained. It still decides about its last bits: a
+        chunk is as wide as its largest client, and its rows lie elsewhere with one client more.
+        docs/privacy.md says what that can do (Noise, rounding of other simulated clients)."""
         clients: Numbers = np.asarray(cohort, dtype=np.int64)
         sizes = self.engine.client_examples.sizes(clients)
         order = np.argsort(-sizes, kind="stable")

@@ -3,7 +3,7 @@
 `sgd` and `dp_sgd` are written once, for one client and for the rows of a cohort (`simulation`);
 they ask the clients for batches, gradients and noise. Row c of each tensor (k, ...) is client c;
 clients with the most examples come first. Each counts its own steps, and gets the same numbers as
-alone. torch.optim is not used: importing it takes 1.5 s.
+alone, up to rounding. torch.optim is not used: importing it takes 1.5 s.
 """
 
 from __future__ import annotations

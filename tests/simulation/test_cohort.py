@@ -29,7 +29,7 @@ from discreet.node.work import Work
 from discreet.per_example.objective import cross_entropy
 from discreet.planning.plan import Plan, planned
 from discreet.privacy.clipping import ClippedSum
-from discreet.protocol.messages import TrainRequest
+from discreet.protocol.messages import TrainReply, TrainRequest
 from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.run_folder import RunFolder
 from discreet.server.transport import Failure
@@ -39,7 +39,7 @@ from discreet.simulation.chunk import Chunk, shared_examples
 from discreet.simulation.chunk_choice import trains_together
 from discreet.simulation.cohort import BatchedTransport, engine_of
 from discreet.simulation.dual_form import dual_updates
-from discreet.simulation.in_process import simulate
+from discreet.simulation.in_process import InProcessTransport, simulate
 from discreet.simulation.layer_sequence import sequence_of
 from discreet.simulation.mapped_model import MappedModel, mapped_model
 from tests.command import plan as plan_command
@@ -297,7 +297,23 @@ def test_how_a_cohort_is_cut_does_not_change_what_it_replies(chunk: int, workers
     assert (one.below, one.replies) == (other.below, other.replies)
 
 
-def test_a_large_client_leaves_the_arithmetic_of_the_others(
+def test_one_by_one_no_client_rounds_another(tmp_path: Path) -> None:
+    # Trained together they do: docs/privacy.md, rounding of other simulated clients.
+    words = ("data.partition=dirichlet", "data.alpha=0.3", "training.batch_size=512")
+    plan = Plan(load_config([*SMALL, *words, "privacy.user.noise_multiplier=1"]))
+    transport = InProcessTransport(plan, str(tmp_path))
+    start = torch.zeros(650)
+
+    def updates(cohort: list[int]) -> dict[int, Tensor]:
+        replies = transport.ask(TrainRequest(1, 0.1, plan.run), start, cohort)
+        return {each.client: each.update for each in replies if isinstance(each, TrainReply)}
+
+    without, with_more = updates([3, 5, 8]), updates([1, 3, 2, 5, 4, 8])
+    assert [*without] == [3, 5, 8]
+    assert all(torch.equal(without[client], with_more[client]) for client in without)
+
+
+def test_a_large_client_leaves_the_form_in_which_others_are_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     in_dual_form: list[list[int]] = []
