@@ -904,6 +904,12 @@ OF_EXAMPLES = (
         "dpsgd/test_padding.py::test_a_model_that_reads_padding_is_refused_at_no_cost",
     ),
     Fault(
+        "a text without a gradient tells that padding changes nothing",
+        "dpsgd.padding:_tells",
+        always(True),
+        "dpsgd/test_padding.py::test_texts_without_a_gradient_tell_nothing_of_the_others",
+    ),
+    Fault(
         "rows of a batch that share memory are written to by all",
         "per_example.per_example:_lie_apart",
         always(True),
