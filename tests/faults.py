@@ -911,7 +911,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "rows of a batch that share memory are written to by all",
-        "per_example.per_example:_lie_apart",
+        "per_example.shared_rows:_lie_apart",
         always(True),
         "per_example/test_shared_rows.py::test_a_forward_that_writes_into_a_row_changes_no_other_row",
     ),

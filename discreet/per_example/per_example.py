@@ -12,10 +12,9 @@ model that vmap can't follow runs one example after the other (`any_model.py`), 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -32,7 +31,6 @@ from discreet.per_example.agreement import tried
 from discreet.per_example.any_model import built_terms
 from discreet.per_example.attributes import numbers_of
 from discreet.per_example.gradient_hooks import gradient_hooks
-from discreet.per_example.graphs import Graphs
 from discreet.per_example.objective import (
     LOSS_SCALE,
     Loss,
@@ -45,7 +43,6 @@ from discreet.per_example.objective import (
     cross_entropy,
     filled,
     is_of_package,
-    mapped,
     objective_of,
     rows_of,
 )
@@ -273,9 +270,13 @@ def clipped_sum_of(
             found = Found(*_tried(objective, inputs, targets), draws)
             with _remembering(objective) as objective:
                 if not found.reason:
-                    some = _in_own_memory(objective, inputs, targets)
+                    trees = inputs, targets
+                    if objective.memory is not None:
+                        from discreet.per_example.shared_rows import in_own_memory
+
+                        trees = in_own_memory(*trees)  # code of one's own may write there
                     try:
-                        parts = passes(objective, *some, found.questions, draws)
+                        parts = passes(objective, *trees, found.questions, draws)
                         return _summed(objective, parts, clip, count)
                     # Only this batch failed. How its examples affect each other is not known.
                     except Unserved as error:
@@ -355,36 +356,6 @@ def _remembering(objective: Objective) -> Iterator[Objective]:
             "through: what an example leaves there is not undone",
             memory.too_large,
         )
-
-
-def _in_own_memory(objective: Objective, inputs: Tree, targets: Tree) -> tuple[Tree, Tree]:
-    """A batch in which no row shares memory with another one: code of one's own may write there."""
-    parts = [part for part in batches_in((inputs, targets)) if isinstance(part, Tensor)]
-    if objective.memory is None or _lie_apart(parts):
-        return inputs, targets
-    return mapped(_copied, inputs), mapped(_copied, targets)
-
-
-def _copied(part: Tensor | Graphs) -> Tensor | Graphs:
-    return part.clone() if isinstance(part, Tensor) else part
-
-
-def _lie_apart(parts: Sequence[Tensor]) -> bool:
-    """True if surely no row of a tensor shares memory with another row of it or of the others."""
-    spans = list[tuple[int, int, int]]()  # in bytes: the start, the step to the next row, a row
-    for part in parts:
-        width = 1 + sum(
-            (size - 1) * step for size, step in zip(part.shape[1:], part.stride()[1:], strict=True)
-        )
-        size = part.element_size()
-        spans.append((part.data_ptr(), size * part.stride(0), size * width))
-
-    def are_apart(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
-        (first, step, row), (later, other_step, other_row) = sorted((one, other))
-        is_behind = first + (len(parts[0]) - 1) * step + row <= later
-        return is_behind or (step == other_step and max(row, later + other_row - first) <= step)
-
-    return all(itertools.starmap(are_apart, itertools.combinations_with_replacement(spans, 2)))
 
 
 def _restored(trial: Trial) -> AbstractContextManager[Trial]:
