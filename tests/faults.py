@@ -61,7 +61,7 @@ def _half_the_noise(real: Any) -> Any:
 def _none_after_a_failure(_: Any) -> Any:
     failed = list[Exception]()
 
-    def gradient_or_none(gradient: Any, before: Any, *, failing: str) -> Any:
+    def gradient_or_none(gradient: Any, *, failing: str) -> Any:
         try:
             return None if failed else gradient()
         except Exception as error:  # noqa: BLE001 - of the tested model
@@ -921,6 +921,12 @@ OF_EXAMPLES = (
         "dpsgd.padding:_agree",
         always(True),
         "dpsgd/test_padding.py::test_a_model_that_reads_padding_is_refused_at_no_cost",
+    ),
+    Fault(
+        "a text without a gradient tells that padding changes nothing",
+        "dpsgd.padding:_tells",
+        always(True),
+        "dpsgd/test_padding.py::test_of_one_length_too_texts_without_a_gradient_tell_nothing",
     ),
     Fault(
         "rows of a batch that share memory are written to by all",

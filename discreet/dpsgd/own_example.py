@@ -4,11 +4,12 @@ it, and from none that were read before it, as with a running mean."""
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
-from types import MethodType
+from functools import partial
+from operator import is_
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, MethodWrapperType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from discreet.dpsgd.item_draws import seeded
+from discreet.per_example.held_values import (
+    BYTES,
+    CONTAINERS,
+    PLAIN,
+    SETS,
+    attributes_of,
+    contents_of,
+    entries_of,
+    fill,
+    refill,
+)
 from discreet.per_example.objective import Tree, batches_in, count_of, rows_of
 from discreet.per_example.trial import differ, is_same
 
@@ -34,7 +46,8 @@ _MOST_NUMBERS = 2**18  # of a tensor or an array that is copied: larger ones are
 _MOST_COPIED = 2**20  # numbers in all; the rest is shared
 _NUMBERS_OF_ENTRY = 64  # that take as long to copy as an entry of a container
 _DEPTH = 6
-_CONTAINERS = (list, tuple, dict, set, deque)
+_TABLES = ("__array__", "__array_interface__")  # what tables and images have: they are rows
+_BOUND = (BuiltinMethodType, MethodWrapperType)  # methods of what is written in C, as of a dict
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
@@ -120,8 +133,8 @@ def _changed(value: Any) -> Any:
 def check_nothing_left(dataset: Any, owners: Sequence[object] | None, join: Join) -> None:
     """Raises ValueError if an item depends on those read before it, of other `owners`.
 
-    It is looked for in copies of the data set. What is kept in large tensors, or outside of the
-    data set's attributes, is not seen; nor is a data set whose copies can't be read.
+    It is looked for in copies of the data set. What is kept in large tensors and containers, in
+    classes or in global names is not seen; nor is a data set whose copies can't be read.
     """
     is_found = False
     with suppress(Exception):
@@ -200,6 +213,8 @@ class _Copy:
                 theirs.set_state(mine.get_state())
 
     def _copied(self, value: Any, depth: int) -> Any:
+        if type(value) in PLAIN:
+            return value
         if id(value) not in self._made:
             # The original is held, so that its identity stays its own.
             self._made[id(value)] = self._new(value, depth), value
@@ -216,13 +231,15 @@ class _Copy:
             return value.copy() if self._takes(value.size) else value
         if depth == _DEPTH:
             return value
-        if kind is MethodType:
-            return MethodType(value.__func__, self._copied(value.__self__, depth + 1))
-        if kind in _CONTAINERS:
-            is_small = len(value) <= _MOST_ENTRIES
-            is_copied = is_small and self._takes(_NUMBERS_OF_ENTRY * len(value))
-            return self._entries(value, depth) if is_copied else value
-        if not hasattr(value, "__dict__") or hasattr(kind, "__copy__"):
+        if isinstance(value, CONTAINERS):
+            weight = 1 if isinstance(value, BYTES) else _NUMBERS_OF_ENTRY
+            is_small = weight == 1 or len(value) <= _MOST_ENTRIES
+            is_copied = is_small and self._takes(weight * len(value))
+            return self._container(value, depth) if is_copied else value
+        if isinstance(value, (MethodType, partial, FunctionType, *_BOUND)):
+            return self._callable(value, depth)
+        has_slots = any("__slots__" in vars(base) for base in kind.__mro__)
+        if not (has_slots or hasattr(value, "__dict__")):
             return value
         return self._object(value, depth)
 
@@ -233,26 +250,71 @@ class _Copy:
         self._left -= numbers
         return True
 
-    def _entries(self, value: Any, depth: int) -> Any:
-        """A copy of a container and of what it holds."""
-        made = copy(value)
-        if isinstance(value, dict):
-            made.update({key: self._copied(held, depth + 1) for key, held in value.items()})
-        elif isinstance(value, tuple):
-            made = tuple(self._copied(held, depth + 1) for held in value)
-        elif not isinstance(value, set):
-            made.clear()
-            made.extend(self._copied(held, depth + 1) for held in value)
+    def _container(self, value: Any, depth: int) -> Any:
+        """A copy of a container and of what it holds; a tuple that holds nothing new is itself."""
+        if isinstance(value, tuple):
+            held = [self._copied(each, depth + 1) for each in value]
+            return value if all(map(is_, held, value)) else tuple.__new__(type(value), held)
+        made = self._object(value, depth)
+        if made is value or isinstance(value, (*SETS, *BYTES)):
+            return made
+        entries = entries_of(value)
+        if isinstance(entries, dict):
+            refill(made, {key: self._copied(each, depth + 1) for key, each in entries.items()})
+        else:
+            refill(made, [self._copied(each, depth + 1) for each in entries])
         return made
 
+    def _callable(self, value: Any, depth: int) -> Any:
+        """A function whose objects and variables are copies."""
+        if isinstance(value, partial):
+            parts = [value.func, value.args, value.keywords]
+            function, args, named = (self._copied(part, depth + 1) for part in parts)
+            return partial(function, *args, **named)
+        if isinstance(value, MethodType):
+            return MethodType(value.__func__, self._copied(value.__self__, depth + 1))
+        if isinstance(value, FunctionType):
+            return self._function(value, depth)
+        owner = self._copied(value.__self__, depth + 1)
+        return value if owner is value.__self__ else getattr(owner, value.__name__)
+
+    def _function(self, value: FunctionType, depth: int) -> FunctionType:
+        """A function with variables of its own; itself if it takes none from where it was made."""
+        if not value.__closure__:
+            return value
+        cells = [self._cell(cell) for cell in value.__closure__]
+        made = FunctionType(
+            value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells)
+        )
+        made.__kwdefaults__ = value.__kwdefaults__
+        vars(made).update(vars(value))
+        self._made[id(value)] = made, value
+        for cell, old in zip(cells, value.__closure__, strict=True):
+            fill(cell, self._copied(contents_of(old), depth + 1))
+        return made
+
+    def _cell(self, cell: CellType) -> CellType:
+        """The variable that takes the place of one: functions may share it."""
+        return self._made.setdefault(id(cell), (CellType(None), cell))[0]  # type: ignore[no-any-return]
+
     def _object(self, value: Any, depth: int) -> Any:
-        """A copy of an object that has attributes; itself if it can't be copied, as a lock."""
+        """A copy of an object and its attributes; itself if it can't be copied, as a lock."""
+        kind = type(value)
+        if any(hasattr(kind, name) for name in _TABLES):
+            return value
+        # A method of its own could copy rows.
+        is_new = hasattr(kind, "__copy__") and not isinstance(value, CONTAINERS)
         try:
-            made = copy(value)
+            made = object.__new__(kind) if is_new else copy(value)
         except Exception:  # noqa: BLE001, whatever it is
             return value
-        if made is not value:  # functions, classes and modules are their own copies
+        if made is not value:  # classes and modules are their own copies
             self._made[id(value)] = made, value
-            held = {name: self._copied(each, depth + 1) for name, each in vars(made).items()}
-            vars(made).update(held)
+            held = value if is_new else made
+            for name, each in attributes_of(held).items():
+                own = self._copied(each, depth + 1)
+                if name in getattr(held, "__dict__", ()):
+                    vars(made)[name] = own
+                else:
+                    object.__setattr__(made, name, own)
         return made

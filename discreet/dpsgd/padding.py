@@ -38,7 +38,7 @@ Shapes = tuple[torch.Size, ...]
 _FIRST_LOOK = 8  # pieces, after which it is looked again, ever more seldom
 _LOOKS = 16  # at batches of new shapes, before lengths were found that differ
 _ITEMS = 32  # read of a batch; more of one that is longer than any of them
-_SHORT = 3  # of different shapes, which are tried with a longer one
+_SHORT = 3  # that tell something when they are tried with a longer one
 _SEEDS = 16  # by which it is seen that a collate_fn draws
 _TRIED = 2  # of its batches
 _EXACT = 1e-6  # the share of the largest value by which a gradient may change in float64
@@ -71,12 +71,8 @@ class PaddingTrial:
         if not self._waits:
             return
         is_kept = True
-        with suppress(*CONFUSED):  # an example alone may be too short for the model
-            items = self._of_other_shapes(places, shapes)
-            if items:
-                *short, longer = items
-                is_kept = all(self._is_kept(objective, item, longer) for item in short)
-                self._is_tried = True
+        with suppress(*CONFUSED):
+            is_kept = self._are_kept(objective, *self._of_other_shapes(places, shapes))
         if not is_kept:
             raise ValueError(
                 "collate_fn: it pads the examples of a batch to the longest, and the padding "
@@ -86,29 +82,51 @@ class PaddingTrial:
             )
         self._waits = False
 
-    def _of_other_shapes(self, places: Sequence[int], whole: Shapes) -> list[Any]:
-        """Items of different shapes, the largest at last; none if all have the same."""
-        found = dict[Shapes, Any]()
+    def _are_kept(self, objective: Objective, short: list[Any], longer: Any) -> bool:
+        """False if padding to a longer item changes the gradient of a shorter one. They are tried
+        until some have told something."""
+        told = 0
+        for item in short:
+            is_kept = None
+            with suppress(*CONFUSED):  # alone it may be too short for the model
+                is_kept = self._is_kept(objective, item, longer)
+            if is_kept is False:
+                return False
+            told += is_kept is not None
+            if told == _SHORT:
+                break
+        self._is_tried |= told > 0
+        return True
+
+    def _of_other_shapes(self, places: Sequence[int], whole: Shapes) -> tuple[list[Any], Any]:
+        """Items of other shapes than the largest, those of different shapes first, and one of the
+        largest; none if all have the same."""
+        found = dict[Shapes, list[Any]]()
         for number, place in enumerate(places):
             if number >= _ITEMS and (len(found) > 1 or whole in found):
                 break
             with seeded(0):
                 item = self._dataset[place]
-            found.setdefault(_shapes(self._joined([item], 0)), item)
+            some = found.setdefault(_shapes(self._joined([item], 0)), [])
+            if number < _ITEMS or not some:
+                some.append(item)
         if len(found) < 2:
-            return []
-        ordered = sorted(found, key=lambda shapes: sum(shape.numel() for shape in shapes))
-        return [found[shapes] for shapes in (*ordered[:-1][:_SHORT], ordered[-1])]
+            return [], None
+        *short, longest = sorted(found, key=lambda shapes: sum(each.numel() for each in shapes))
+        spread = dict.fromkeys((0, len(short) - 1, len(short) // 2, *range(len(short))))
+        groups = [found[short[place]] for place in spread]
+        firsts = [group[0] for group in groups]
+        return [*firsts, *(item for group in groups for item in group[1:])], found[longest][0]
 
-    def _is_kept(self, objective: Objective, item: Any, longer: Any) -> bool:
-        """True if an item has the same gradient alone as joined with a longer one: in float64, as a
-        little from each of many examples is much in a sum."""
+    def _is_kept(self, objective: Objective, item: Any, longer: Any) -> bool | None:
+        """True if an item has the same gradient alone as joined with a longer one; None if that
+        tells nothing. In float64, as a little from each of many examples is much in a sum."""
         model = objective.model
         with suppress(*CONFUSED), in_float64(model):
             return self._is_kept_by(objective_of(model, objective.loss), _EXACT, item, longer)
         return self._is_kept_by(objective, agreement(objective), item, longer)
 
-    def _is_kept_by(self, objective: Objective, part: float, item: Any, longer: Any) -> bool:
+    def _is_kept_by(self, objective: Objective, part: float, item: Any, longer: Any) -> bool | None:
         """As `_is_kept`, up to a share `part` of the largest value."""
         alone = self._joined([item], 0)
         joined = [self._joined([item, longer], seed) for seed in range(_SEEDS)]
@@ -116,7 +134,9 @@ class PaddingTrial:
             return _is_kept_if_cut(objective, part, joined, _shapes(alone))
         wanted = _gradient(objective, alone)
         # The rows may be in another order.
-        return any(_agree(wanted, _gradient(objective, row), part) for row in _rows(joined[0]))
+        if any(_agree(wanted, _gradient(objective, row), part) for row in _rows(joined[0])):
+            return True if _tells(wanted) else None
+        return False
 
     def _joined(self, items: list[Any], seed: int) -> Batch:
         with seeded(seed):
@@ -145,21 +165,23 @@ def _cut(row: Batch, shapes: Shapes) -> Iterator[Batch]:
             yield mapped(part, row)
 
 
-def _is_kept_if_cut(objective: Objective, part: float, joined: list[Batch], shapes: Shapes) -> bool:
+def _is_kept_if_cut(
+    objective: Objective, part: float, joined: list[Batch], shapes: Shapes
+) -> bool | None:
     """True if in each batch of an item, which alone has these shapes, and a longer one a row keeps
-    its gradient when it is cut to the shapes. So it is for a collate_fn that draws: for the item
-    alone it would draw other numbers."""
+    its gradient when it is cut to the shapes; None if none tells anything. So it is for a
+    collate_fn that draws: for the item alone it would draw other numbers."""
     tried = 0
     for batch in joined:
         if tried == _TRIED:
             break
         rows = [(row, _gradient(objective, row)) for row in _rows(batch)]
-        if all(gradient.any() for _, gradient in rows):  # zeros say nothing
+        if all(_tells(gradient) for _, gradient in rows):
             pairs = [(wanted, cut) for row, wanted in rows for cut in _cut(row, shapes)]
             if not any(_agree(wanted, _gradient(objective, cut), part) for wanted, cut in pairs):
                 return False
             tried += 1
-    return True
+    return True if tried else None
 
 
 def _rows(batch: Batch) -> list[Batch]:
@@ -168,6 +190,11 @@ def _rows(batch: Batch) -> list[Batch]:
 
 def _agree(one: Tensor, other: Tensor, part: float) -> bool:
     return not differ(one, other, part)
+
+
+def _tells(gradient: Tensor) -> bool:
+    """False for a gradient that is zero with any padding, or is left out of sums."""
+    return bool(gradient.isfinite().all() and gradient.any())
 
 
 def _gradient(objective: Objective, batch: Batch) -> Tensor:

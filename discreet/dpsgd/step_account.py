@@ -201,6 +201,12 @@ def account_of(
             f"dataset: each process needs all {plan.num_examples} examples of the first one, not "
             f"{n}"
         )
+    rows = processes.first(lambda: privacy.rows_per_owner)
+    if rows != privacy.rows_per_owner:
+        raise ValueError(
+            f"rows_per_owner: each process needs that of the first one, {rows}, not "
+            f"{privacy.rows_per_owner}"
+        )
     if privacy.max_epsilon is None:
         most = target
     else:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from discreet.dpsgd.dpsgd import DPSGD
 from tests.dpsgd.loops import private, run
 
-WORDS, CLASSES, COUNT, MASK = 20, 4, 24, 19
+WORDS, CLASSES, COUNT, MASK, PROMPT = 20, 4, 24, 19, 4
 Example = tuple[Tensor, int]
 REFUSED = "collate_fn: it pads .* the padding changes their gradients"
 
@@ -61,6 +61,18 @@ def next_words(pairs: list[Example]) -> tuple[Tensor, Tensor]:
     return rows[:, :-1], rows[:, 1:].where(rows[:, 1:] > 0, -100)
 
 
+def answers(pairs: list[Example]) -> tuple[Tensor, Tensor]:
+    """Texts whose first words are a prompt, which no loss counts: some have no others."""
+    rows, _ = behind(pairs)
+    is_counted = (rows > 0) & (torch.arange(rows.shape[1]) >= PROMPT)
+    return rows, rows.where(is_counted, -100)
+
+
+def some_answers(pairs: list[Example]) -> tuple[Tensor, Tensor]:
+    rows, targets = answers(pairs)
+    return rows, targets.where(torch.rand(rows.shape) < 0.9, -100)
+
+
 class Reader(nn.Module):
     """A model of texts: `kind` says how it reads their positions."""
 
@@ -105,6 +117,12 @@ class Reader(nn.Module):
         some = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
         return self.head(self.memory(some)[1][0][-1])
 
+    def by_threes(self, rows: Tensor, words: Tensor, _: object) -> Tensor:
+        """The mean over all places that have two neighbours."""
+        if rows.shape[1] < 3:
+            raise RuntimeError("a kernel of three words")
+        return self.head(words.unfold(1, 3, 1).mean((1, 3)))
+
     def attended(self, rows: Tensor, words: Tensor, _: object) -> Tensor:
         """Attention with a mask, and the first position's output."""
         words = words + self.places(torch.arange(rows.shape[1]))
@@ -130,7 +148,7 @@ def loop_of(
     kind: str, collate: Callable[[Any], Any], data: list[Example] = TEXTS, **how: Any
 ) -> DPSGD:
     torch.manual_seed(0)
-    out = WORDS if collate in (masked_at_random, next_words) else CLASSES
+    out = CLASSES if collate in (behind, before, longest_first, with_lengths) else WORDS
     usual = {"batch_size": len(data), "steps": 2}
     return private(Reader(kind, out), dataset=data, collate_fn=collate, **(usual | how))
 
@@ -201,6 +219,31 @@ def test_one_short_example_among_long_ones_is_found_and_one_length_is_fine() -> 
     assert run(loop_of("mean", behind, texts([4] * COUNT))).steps_taken == 2
     with pytest.raises(ValueError, match=REFUSED):
         run(loop_of("mean", behind, texts([4] * (COUNT - 1) + [3])))
+
+
+@pytest.mark.parametrize("collate", [answers, some_answers])
+@pytest.mark.parametrize(
+    "lengths", [[2, 3, 4] * 3 + [8, 9, 10] * 5, [3, 8, 3, 9, 3, 3, 3, 3], [4, 2, 60, 3, 6]]
+)
+def test_texts_without_a_gradient_tell_nothing_of_the_others(
+    collate: Any, lengths: list[int]
+) -> None:
+    with pytest.raises(ValueError, match=REFUSED):
+        run(loop_of("filled_in_by_all", collate, texts(lengths)))
+    assert run(loop_of("filled_in", collate, texts(lengths))).steps_taken == 2
+
+
+def test_of_one_length_too_texts_without_a_gradient_tell_nothing() -> None:
+    data = texts([6, 6, 6, 6, 6, 6, 9])
+    for row, _ in data[:4]:
+        row[PROMPT:] = 0  # no target counts it
+    with pytest.raises(ValueError, match=REFUSED):
+        run(loop_of("filled_in_by_all", answers, data))
+
+
+def test_texts_that_are_too_short_alone_do_not_end_the_trial() -> None:
+    with pytest.raises(ValueError, match=REFUSED):
+        run(loop_of("by_threes", behind, texts([1, 2, 1, 2, 2, 6, 7, 8])))
 
 
 def test_a_model_that_later_reads_padding_is_refused_later() -> None:

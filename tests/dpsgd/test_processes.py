@@ -138,6 +138,20 @@ def test_a_process_with_only_a_part_of_the_data_set_is_refused(
         private(linear(), distributed=True)
 
 
+def test_a_process_with_another_number_of_rows_per_owner_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Second(Processes):
+        def first(self, make: Any) -> Any:
+            found = make()
+            return 3 if found == 2 else found
+
+    monkeypatch.setattr("discreet.dpsgd.dpsgd.processes_of", lambda _: Second(1, 2))
+    owners = [place // 3 for place in range(30)]
+    with pytest.raises(ValueError, match=r"rows_per_owner: .* the first one, 3, not 2"):
+        private(linear(), distributed=True, owners=owners, rows_per_owner=2)
+
+
 def test_a_budget_that_is_spent_ends_the_loop_in_both_and_each_step_is_charged_once(
     found: Found,
 ) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from array import array
+from collections import OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -106,7 +109,89 @@ class Normalise(nn.Module):
         return row - self.mean
 
 
+class Numbers(NamedTuple):
+    means: list[float]
+
+
+class InSlots:
+    __slots__ = ("mean",)
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+
+class WithACopy:
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def __copy__(self) -> Any:
+        raise AssertionError("a copy of it may be large")
+
+
+class Entries(list[float]):
+    mean = 0.0
+
+
+def entry(held: Any, key: Any) -> tuple[Any, Any]:
+    return partial(held.__getitem__, key), partial(held.__setitem__, key)
+
+
+def attribute(held: Any) -> tuple[Any, Any]:
+    return partial(getattr, held, "mean"), partial(setattr, held, "mean")
+
+
+def variable() -> tuple[Any, Any]:
+    mean = 0.0
+
+    def write(new: float) -> None:
+        nonlocal mean
+        mean = new
+
+    return (lambda: mean), write
+
+
+def in_a_named_tuple() -> tuple[Any, Any]:
+    held = Numbers([0.0])
+    return (lambda: held.means[0]), (lambda new: entry(held.means, 0)[1](new))
+
+
+class Elsewhere(Kept):
+    """A running mean that two functions, attributes of the data set, read and write."""
+
+    def __init__(self, kept: Callable[[], tuple[Any, Any]]) -> None:
+        super().__init__()
+        self.read, self.write = kept()
+
+    def made(self, row: Tensor) -> Tensor:
+        self.write(0.9 * self.read() + 0.1 * float(row.mean()))
+        return row - self.read()
+
+
+class OfEachClass(Kept):
+    def __init__(self) -> None:
+        super().__init__()
+        self.means = defaultdict[int, float](float)
+
+    def made(self, row: Tensor) -> Tensor:
+        self.means[0] = 0.9 * self.means[0] + 0.1 * float(row.mean())
+        return row - self.means[0]
+
+
+ELSEWHERE: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "a default dictionary": lambda: entry(defaultdict(float, mean=0.0), "mean"),
+    "an ordered dictionary": lambda: entry(OrderedDict(mean=0.0), "mean"),
+    "a dictionary of a type of its own": lambda: entry(UserDict(mean=0.0), "mean"),
+    "an array of numbers": lambda: entry(array("d", [0.0]), 0),
+    "slots": lambda: attribute(InSlots()),
+    "an object with a copy": lambda: attribute(WithACopy()),
+    "an attribute of a list": lambda: attribute(Entries([1.0])),
+    "an entry of a list of a type of its own": lambda: entry(Entries([0.0]), 0),
+    "a variable": variable,
+    "a named tuple": in_a_named_tuple,
+}
 KEPT = {
+    **{name: partial(Elsewhere, kept) for name, kept in ELSEWHERE.items()},
+    "a mean of each class": OfEachClass,
     "a running mean": RunningMean,
     "a tensor in place": InPlace,
     "an array in place": InAnArray,
@@ -192,7 +277,33 @@ class Counting(Kept):
         return row + torch.rand(row.shape) / self.counts["read"]
 
 
+class InMaps(Counting):
+    """Counts and a cache in maps of other types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = defaultdict(int)
+        self.cache = UserDict()
+
+
+class AugmentedBy(Kept):
+    """Noise of generators that are behind functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        numbers = random.Random(4)
+        self.first = partial(np.random.Generator.random, np.random.default_rng(4))
+        self.others = (random.Random(5).random, lambda: numbers.random())
+
+    def made(self, row: Tensor) -> Tensor:
+        for _ in range(1 + int(row.sum().abs() * 7) % 3):
+            drawn = self.first() + sum(draw() for draw in self.others)
+        return row + drawn
+
+
 ALONE = {
+    "functions that draw": AugmentedBy,
+    "maps of other types": InMaps,
     "a generator of numpy": lambda: Augmented(np.random.default_rng(4)),
     "one of random": lambda: Augmented(random.Random(4)),
     "one of torch": lambda: Augmented(torch.Generator().manual_seed(4)),
@@ -230,11 +341,13 @@ def test_rows_that_a_data_set_holds_are_not_copied_for_it() -> None:
             super().__init__()
             self.rows = np.zeros((SIZE, 16384), dtype=np.float32)
             self.small = np.zeros(3)
+            self.more = UserDict(dict.fromkeys(range(2000), 0.0))
 
         def made(self, row: Tensor) -> Tensor:
             places.add(self.rows.__array_interface__["data"][0])
             places.add(self.small.__array_interface__["data"][0])
+            places.add(id(self.more.data))
             return row
 
     private(linear(), dataset=Large())
-    assert len(places) == 3  # of the rows, and of two copies of the small array
+    assert len(places) == 4  # of the rows, the dictionary, and two copies of the small array
