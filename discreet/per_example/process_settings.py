@@ -6,22 +6,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _device, _python_dispatch
 
-_PROCESSOR = "cpu"
+_CPU = "cpu"
+_PAIRS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (
+        partial(torch.is_autocast_enabled, _CPU),
+        partial(torch.set_autocast_enabled, _CPU),
+    ),
+    (partial(torch.get_autocast_dtype, _CPU), partial(torch.set_autocast_dtype, _CPU)),
+)
 
 
 class ProcessSettings:
-    """Python's recursion limit, PyTorch's default type and device, torch.autocast, and the modes of
-    functions and of dispatch that were entered, as they are now."""
+    """Settings of Python and of PyTorch, its default device, and the modes of functions and of
+    dispatch that were entered, as they are now."""
 
     def __init__(self) -> None:
-        self._recursion = sys.getrecursionlimit()
-        self._dtype = torch.get_default_dtype()
-        self._autocast = _autocast()
+        self._values = [read() for read, _ in _PAIRS]
         self._device = _device.CURRENT_DEVICE
         self._device_mode = _device_mode()
         self._functions = _function_modes()
@@ -29,14 +39,9 @@ class ProcessSettings:
 
     def restore(self) -> None:
         """Undoes all changes."""
-        if sys.getrecursionlimit() != self._recursion:
-            sys.setrecursionlimit(self._recursion)
-        if torch.get_default_dtype() != self._dtype:
-            torch.set_default_dtype(self._dtype)
-        if _autocast() != self._autocast:
-            is_enabled, dtype = self._autocast
-            torch.set_autocast_enabled(_PROCESSOR, is_enabled)
-            torch.set_autocast_dtype(_PROCESSOR, dtype)
+        for (read, write), before in zip(_PAIRS, self._values, strict=True):
+            if read() != before:
+                write(before)
         if _device_mode() is not self._device_mode:
             torch._GLOBAL_DEVICE_CONTEXT.device_context = self._device_mode
         _device.CURRENT_DEVICE = self._device
@@ -70,10 +75,6 @@ def _leave(
         pop()
     for mode in before[shared:]:
         push(mode)
-
-
-def _autocast() -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled(_PROCESSOR), torch.get_autocast_dtype(_PROCESSOR)
 
 
 def _device_mode() -> Any:

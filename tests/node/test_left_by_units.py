@@ -311,6 +311,17 @@ class InAModeOfDispatch(Turning):
         self.Mode().__enter__()
 
 
+class InTheNumberOfThreads(Turning):
+    def begin(self) -> None:
+        self.before = torch.get_num_threads()
+
+    def has_seen(self) -> bool:
+        return torch.get_num_threads() != self.before
+
+    def see(self) -> None:
+        torch.set_num_threads(self.before + 1)
+
+
 class InTheRecursionLimit(Turning):
     def begin(self) -> None:
         self.before = sys.getrecursionlimit()
@@ -354,6 +365,7 @@ KINDS = [
     InAutocast,
     InAModeOfFunctions,
     InAModeOfDispatch,
+    InTheNumberOfThreads,
     InTheRecursionLimit,
     WithAnExpandedBuffer,
     InATensor,
