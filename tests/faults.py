@@ -929,6 +929,18 @@ OF_EXAMPLES = (
         "dpsgd/test_padding.py::test_of_one_length_too_texts_without_a_gradient_tell_nothing",
     ),
     Fault(
+        "a batch may be cut to its shortest example",
+        "dpsgd.padding:_is_cut",
+        always(False),
+        "dpsgd/test_padding.py::test_a_model_that_reads_padding_is_refused_at_no_cost",
+    ),
+    Fault(
+        "a collate_fn that draws may mix whole numbers",
+        "dpsgd.own_example:_mixes_with",
+        always(False),
+        "dpsgd/test_reading.py::test_a_collate_fn_that_mixes_the_batch_is_refused_before_anything_is_drawn",
+    ),
+    Fault(
         "rows of a batch that share memory are written to by all",
         "per_example.shared_rows:_lie_apart",
         always(True),

@@ -69,6 +69,13 @@ def seed_generators(seed: int) -> None:
     np.random.seed((seed + (seed >> 32)) % 2**32)
 
 
+def generator_states() -> tuple[object, ...]:
+    """The states of the global generators, which can be compared."""
+    numpy = np.random.get_state(legacy=False)["state"]
+    of_torch = torch.get_rng_state().numpy().tobytes()
+    return of_torch, random.getstate(), numpy["key"].tobytes(), numpy["pos"]
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """A context after which the global generators are as before."""

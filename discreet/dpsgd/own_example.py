@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from discreet.dpsgd.item_draws import seeded
+from discreet.dpsgd.item_draws import generator_states, seeded
 from discreet.per_example.held_values import (
     BYTES,
     CONTAINERS,
@@ -38,6 +38,7 @@ Join = Callable[[list[Any]], Batch]  # a batch of examples
 # examples and draws by which a collate_fn is tried
 _TRIED = 5
 _SEEDS = 16
+_OTHERS = 16  # items, each of which takes the place of an example
 _PAIRS = 8  # of items, one read before another one
 # A coin thrown for each item looks like a dependence in a quarter of the repetitions.
 _REPETITIONS = 15
@@ -55,9 +56,7 @@ def check_collate(join: Join, items: Any) -> None:
     """Raises ValueError if a row of a batch depends on several of its examples, or on earlier
     batches. Rows may change their order, and be padded to the longest example, which `PaddingTrial`
     tries with the model: only batches of the same shape are compared."""
-    count = len(items)
-    with seeded(0):
-        examples = [items[place] for place in range(0, count, max(1, count // _TRIED))[:_TRIED]]
+    examples = _some_of(items, _TRIED)
     drawn = [_joined(join, examples, seed=seed) for seed in range(_SEEDS)]
     if strangers(drawn[0], _joined(join, examples, seed=0)):
         raise ValueError(
@@ -65,6 +64,7 @@ def check_collate(join: Join, items: Any) -> None:
             "or draws random numbers that the seeds of torch, random and numpy do not repeat"
         )
     draws = any(strangers(drawn[0], other) for other in drawn)
+    others = _some_of(items, _OTHERS) if draws else []
     mixes = False
     for place in range(len(examples) if len(examples) > 1 else 0):
         before = examples[:place]
@@ -74,7 +74,7 @@ def check_collate(join: Join, items: Any) -> None:
             found = (
                 strangers(_joined(join, changed, seed=seed), drawn[seed]) for seed in range(_SEEDS)
             )
-            mixes = mixes or max(found) > 1
+            mixes = mixes or max(found) > 1 or _mixes_with(others, join, examples, place)
         else:
             mixes = mixes or strangers(_joined(join, before + after, seed=0), drawn[0]) > 0
     if mixes:
@@ -82,6 +82,32 @@ def check_collate(join: Join, items: Any) -> None:
             "collate_fn: a row of the batch depends on several examples: make each row from its "
             "own example"
         )
+
+
+def _some_of(items: Any, most: int) -> list[Any]:
+    count = len(items)
+    with seeded(0):
+        return [items[place] for place in range(0, count, max(1, count // most))[:most]]
+
+
+def _mixes_with(others: list[Any], join: Join, examples: list[Any], place: int) -> bool:
+    """True if another item of the data set in the place of an example changes several rows of a
+    batch, whatever is drawn. If other numbers are drawn for it, that tells nothing."""
+    for other in others:
+        changed = [*examples[:place], other, *examples[place + 1 :]]
+        if all(_changed_rows(join, examples, changed, seed) > 1 for seed in range(_SEEDS)):
+            return True
+    return False
+
+
+def _changed_rows(join: Join, some: list[Any], others: list[Any], seed: int) -> int:
+    with seeded(seed):
+        before = join(list(some))
+        states = generator_states()
+    with seeded(seed):
+        after = join(list(others))
+        draws_the_same = generator_states() == states
+    return strangers(after, before) if draws_the_same else 0
 
 
 def _joined(join: Join, examples: list[Any], *, seed: int) -> Batch:

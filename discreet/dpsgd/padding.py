@@ -1,6 +1,6 @@
 """A trial of padding: an example that is padded to the longest one of its batch must have the
-gradient that it has alone. Otherwise a long example would move the gradients of all others, each by
-up to twice the clip norm.
+gradient that it has alone, and none may be cut. Otherwise one example would move the gradients of
+all others, each by up to twice the clip norm.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ class PaddingTrial:
             is_kept = self._are_kept(objective, *self._of_other_shapes(places, shapes))
         if not is_kept:
             raise ValueError(
-                "collate_fn: it pads the examples of a batch to the longest, and the padding "
-                "changes their gradients (a mean over all positions, an LSTM's last step), so that "
-                "a long example would move those of all others: mask the padding in the model and "
-                "the loss, or pad to a fixed length that does not depend on the data"
+                "collate_fn: it pads the examples of a batch to the longest, or cuts them to the "
+                "shortest, which changes their gradients (a mean over all positions, an LSTM's "
+                "last step), so that one example would move those of all others: mask the padding "
+                "in the model and the loss, or pad or cut to a fixed length that does not depend "
+                "on the data"
             )
         self._waits = False
 
@@ -128,14 +129,17 @@ class PaddingTrial:
 
     def _is_kept_by(self, objective: Objective, part: float, item: Any, longer: Any) -> bool | None:
         """As `_is_kept`, up to a share `part` of the largest value."""
-        alone = self._joined([item], 0)
+        alone = [self._joined([each], 0) for each in (item, longer)]
         joined = [self._joined([item, longer], seed) for seed in range(_SEEDS)]
+        if any(_is_cut(_shapes(joined[0]), _shapes(each)) for each in alone):
+            return False
         if any(strangers(joined[0], other) for other in joined):
-            return _is_kept_if_cut(objective, part, joined, _shapes(alone))
-        wanted = _gradient(objective, alone)
+            return _is_kept_if_cut(objective, part, joined, _shapes(alone[0]))
+        rows = [_gradient(objective, row) for row in _rows(joined[0])]
+        wanted = [_gradient(objective, each) for each in alone]
         # The rows may be in another order.
-        if any(_agree(wanted, _gradient(objective, row), part) for row in _rows(joined[0])):
-            return True if _tells(wanted) else None
+        if all(any(_agree(each, row, part) for row in rows) for each in wanted):
+            return True if _tells(wanted[0]) else None
         return False
 
     def _joined(self, items: list[Any], seed: int) -> Batch:
@@ -146,6 +150,12 @@ class PaddingTrial:
 def _shapes(batch: Batch) -> Shapes:
     """The shapes of the examples of a batch."""
     return tuple(part.shape[1:] for part in batches_in(batch) if isinstance(part, Tensor))
+
+
+def _is_cut(joined: Shapes, alone: Shapes) -> bool:
+    """True if an example is shorter in a batch than alone."""
+    pairs = zip(joined, alone, strict=True)
+    return any(size < own for some, other in pairs for size, own in zip(some, other, strict=True))
 
 
 def _cut(row: Batch, shapes: Shapes) -> Iterator[Batch]:

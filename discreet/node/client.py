@@ -191,7 +191,10 @@ class Client:
             # Then n is not public: what is too much is no change. Another step is one, for any n.
             if settings.example is None and admitted.step is None:
                 check_steps(self.policy, len(examples), settings)
-            model, examples = _behind_fixed(model, examples)
+            if is_partly_fixed(model):
+                from discreet.models.fixed_part import behind_fixed  # few models have such a part
+
+                model, examples = behind_fixed(model, examples)
         update = made(model, params, examples, settings=settings, source=self.source)
         if admitted.local is not None:
             update = release_update(update, admitted.local, source=self.source.child("local"))
@@ -262,7 +265,12 @@ class Client:
         """The answer of a model's ratings. If the model fails on the examples together, it is the
         mean of their answers alone, with zeros for those on which it fails: an answer about single
         examples is such a mean, so one of them moves it by no more than its share."""
-        model, examples = _behind_fixed(self.model, held_out)
+        model = self.model
+        examples = held_out
+        if is_partly_fixed(model):
+            from discreet.models.fixed_part import behind_fixed
+
+            model, examples = behind_fixed(model, examples)
         load_parameters(model, params)
         try:
             return query.answer(outputs(model, examples.inputs, 0), examples.targets)
@@ -281,11 +289,3 @@ def outputs_of_a_copy(model: nn.Module, inputs: Tensor, _: int = 0) -> Tensor:
     """`outputs_of`, which leaves nothing in the model."""
     with apart(model) as own:
         return outputs_of(own, inputs)
-
-
-def _behind_fixed(model: nn.Module, examples: Examples) -> tuple[nn.Module, Examples]:
-    if not is_partly_fixed(model):
-        return model, examples
-    from discreet.models.fixed_part import behind_fixed  # few models have such a part
-
-    return behind_fixed(model, examples)

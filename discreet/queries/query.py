@@ -70,7 +70,7 @@ class Query:
     def answer(self, values: Tensor, targets: Tensor) -> Tensor:
         """A client's answer, (length,) float64, of L2 norm at most 1; zeros without examples, like
         a missing answer. The bound does not rely on the blocks: a block that is not finite becomes
-        zeros, and a longer one is scaled down.
+        zeros, as does one of another size, and one of a larger norm is scaled down.
 
         Args:
           values: outputs of the model (n, ...) for the examples that the client holds out; its
@@ -82,7 +82,8 @@ class Query:
         values = values.detach().cpu().double()
         targets = targets.detach().cpu()
         parts = [
-            clipped_answer(block.answer(values, targets), block.bound) * (self.weight / block.bound)
+            _of_length(block.length, clipped_answer(block.answer(values, targets), block.bound))
+            * (self.weight / block.bound)
             for block in self.blocks
         ]
         return torch.cat(parts)
@@ -121,6 +122,11 @@ class Query:
     def names(self) -> tuple[str, ...]:
         """The names of the estimates."""
         return tuple(self.read(Sums([0.0] * self.length, expected_cohort=1.0, stddev=1.0)))
+
+
+def _of_length(length: int, block: Tensor) -> Tensor:
+    """A block of a public length; zeros for one of another, as of classes that there are not."""
+    return block if len(block) == length else torch.zeros(length, dtype=torch.float64)
 
 
 def clipped_answer(block: Tensor, bound: float) -> Tensor:

@@ -290,7 +290,29 @@ def of_another(pairs: Rows) -> tuple[Tensor, Tensor]:
     return inputs, targets.roll(1)
 
 
-@pytest.mark.parametrize("collate", [less_the_mean, seldom_mixed_up, by_the_number, of_another])
+def of_all_beside_noise(pairs: Rows) -> tuple[Tensor, Tensor]:
+    """Labels that are smoothed by those of the batch."""
+    inputs, targets = stacked(pairs)
+    shares = functional.one_hot(targets, 3).float()
+    return inputs + 0.01 * torch.randn(inputs.shape), 0.1 * shares + 0.9 * shares.mean(0)
+
+
+def of_another_beside_noise(pairs: Rows) -> tuple[Tensor, Tensor]:
+    inputs, targets = stacked(pairs)
+    return inputs + 0.01 * torch.randn(inputs.shape), targets.roll(1)
+
+
+MIXING = [
+    less_the_mean,
+    seldom_mixed_up,
+    by_the_number,
+    of_another,
+    of_all_beside_noise,
+    of_another_beside_noise,
+]
+
+
+@pytest.mark.parametrize("collate", MIXING)
 def test_a_collate_fn_that_mixes_the_batch_is_refused_before_anything_is_drawn(
     collate: Any,
 ) -> None:

@@ -307,3 +307,11 @@ def test_a_private_number_is_within_two_standard_errors_and_not_within_fewer(
     only_bounded = name in ("clients", "calibration")  # their standard errors are bounds
     hits = hits_of(kind, name, scale=0.2 if only_bounded else 0.5).values()
     assert (min if only_bounded else max)(hits) < 170
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 1000])
+def test_an_answer_has_its_public_length_whatever_class_a_row_has(largest: int) -> None:
+    query = Query(metric_blocks(["auc"], TaskShape((5,), 2)))
+    answer = query.answer(torch.zeros(4, 2), torch.tensor([0, 1, 0, largest]))
+    assert answer.shape == (query.length,)
+    assert answer.norm() <= 1
