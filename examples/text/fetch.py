@@ -53,12 +53,13 @@ def write_tweets(archive: zipfile.ZipFile, folder: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(text)))
     folder.mkdir(parents=True, exist_ok=True)
     parts = {"test": rows[::10], "train": [row for number, row in enumerate(rows) if number % 10]}
-    for part, tweets in parts.items():
+    for part, tweets in parts.items():  # nobody is in both
         with (folder / f"{part}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["person", "sentiment", "text"])
             writer.writerows(
-                [number // 10, row["sentiment"], row["text"]] for number, row in enumerate(tweets)
+                [f"{part}{number // 10}", row["sentiment"], row["text"]]
+                for number, row in enumerate(tweets)
             )
     (folder / "data.toml").write_text(DESCRIPTION)
 
@@ -74,4 +75,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "~/.cache/discreet").expanduser())
+    given = sys.argv[1] if len(sys.argv) > 1 else "~/.cache/discreet"
+    if given.startswith("-"):
+        sys.exit(__doc__)
+    main(Path(given).expanduser())

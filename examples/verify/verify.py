@@ -1,5 +1,5 @@
 """Checks epsilons without Discreet, by Google's dp_accounting: verify.py RUN_FOLDER [MODEL_CARD],
-or verify.py LEDGER.db [DELTA]. Ends with 1 if something is wrong, 3 if it is not verified here."""
+or verify.py LEDGER.db [DELTA]. Ends with 1 if WRONG or not readable, 3 if NOT VERIFIED."""
 
 import csv
 import hashlib
@@ -123,15 +123,15 @@ def check_run(folder, card, facts, heads, rows):
             yield f"{what} is {said} by {by} at delta {delta:g}, recomputed {found:.6g}", fine
 
 
-def main(path, word=""):
+def main(path=".", word=""):
     folder = Path(path)
     facts, heads, rows, finding = read_ledger(folder / "ledger.db" if folder.is_dir() else folder)
-    run, found = (folder / "privacy.json").exists(), [(CANT_KNOW, True), finding]
-    card, given = (word, "") if run else ("", word)
+    run = folder.is_dir() and (any(row.round for row in rows) or (folder / "privacy.json").exists())
+    found = [(CANT_KNOW, True), finding]
     if run:
-        found += check_run(folder, Path(card).read_text() if card else "", facts, heads, rows)
+        found += check_run(folder, word and Path(word).read_text() + " ", facts, heads, rows)
     rows = [row._replace(owner="") if "size" in facts else row for row in rows]  # owners are runs
-    delta = float(given or facts.get("privacy.delta") or facts.get("delta") or sys.exit("no delta"))
+    delta = float((not run and word) or facts.get("privacy.delta") or facts.get("delta", "DELTA?"))
     for name in sorted({row.guarantee for row in rows}):
         epsilon = epsilon_of([row for row in rows if row.guarantee == name], delta, "rdp")
         found.append((f"{name}, all rows: at most {epsilon:.6g} by rdp at delta {delta:g}", True))
@@ -145,6 +145,6 @@ def main(path, word=""):
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(*sys.argv[1:]) if len(sys.argv) in (2, 3) else __doc__)
+        sys.exit(main(*sys.argv[1:3]))
     except (OSError, ValueError, sqlite3.DatabaseError) as error:
-        sys.exit(f"{' '.join(sys.argv[1:])} can't be verified: {error}")
+        sys.exit(f"{' '.join(sys.argv[1:])} can't be verified: {error}\n\n{__doc__}")

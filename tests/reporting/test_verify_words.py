@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copy
 
 import pytest
 
@@ -30,6 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["."], "ledger.db'"),
         (["text.md"], "text.md can't be verified: file is not a database"),
         (["run", "nowhere.md"], "nowhere.md'"),
+        (["bare"], "privacy.json'"),
         (["run/ledger.db", "1,5"], "could not convert string to float: '1,5'"),
         ([], "verify.py LEDGER.db [DELTA]"),
     ],
@@ -39,10 +41,13 @@ def test_what_can_not_be_read_is_named_in_one_sentence(
 ) -> None:
     (tmp_path / "text.md").write_text("no ledger " * 200)
     (tmp_path / "run").symlink_to(run)
+    (tmp_path / "bare").mkdir()
+    copy(run / "ledger.db", tmp_path / "bare")
     command = [sys.executable, str(SCRIPT), *words]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert said in ended.stderr
+    assert "verify.py LEDGER.db [DELTA]" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -59,7 +64,7 @@ def test_the_delta_of_the_command_counts_for_a_ledger_that_has_one(
 
 def test_a_ledger_that_has_no_delta_needs_one(tmp_path: Path) -> None:
     DurableLedger.create(tmp_path / "ledger.db")
-    with pytest.raises(SystemExit, match="no delta"):
+    with pytest.raises(ValueError, match="DELTA"):
         main(str(tmp_path / "ledger.db"))
 
 
@@ -74,3 +79,8 @@ def test_it_is_short_and_imports_nothing_of_discreet() -> None:
             imported.add(str(node.module))
     standard = {"csv", "hashlib", "json", "logging", "math", "re", "sqlite3", "sys"}
     assert imported - standard == {"collections", "pathlib", "dp_accounting"}
+
+
+def test_a_card_that_is_empty_is_wrong(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "card.md").touch()
+    assert main(str(run), str(tmp_path / "card.md")) == 1
