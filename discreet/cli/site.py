@@ -157,10 +157,18 @@ def _split(data: Path, out: Path, id_column: str, *, blocks: int, ids: str | Non
 
 
 def _check(path: Path) -> int:
+    from discreet.guard.sandbox import SandboxError
     from discreet.guard.site_records import site_lock
 
-    with site_lock(read_guard(path)):
-        return _checked(path)
+    policy = read_guard(path)
+    with site_lock(policy):
+        try:
+            return _checked(path)
+        except SandboxError as error:
+            raise ConfigError(
+                f"{path}: enclosure = {policy.enclosure!r} can't be put up on this machine "
+                f"({error}): docs/guide/site.md says what each one needs"
+            ) from error
 
 
 def _checked(path: Path) -> int:

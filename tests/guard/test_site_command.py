@@ -19,7 +19,7 @@ from discreet.cli.main import main
 from discreet.guard import conformance, operating, site_check, trials
 from discreet.guard.channels import Told
 from discreet.guard.kernel_stores import all_channels
-from discreet.guard.sandbox import BlockResult
+from discreet.guard.sandbox import BlockResult, SandboxError
 from discreet.guard.site_blocks import read_split
 from discreet.guard.site_guard import SiteGuard
 from discreet.ledger.rollback_guard import STATE_VARIABLE
@@ -110,6 +110,21 @@ def test_check_finds_walls_that_hold(folder: Path, monkeypatch: pytest.MonkeyPat
     assert "charged for 2C: somebody at this site has read and approved each app" in found
     for closed in ("page cache", "cookie", "pidfd", "automatic group", "sysinfo", "free room"):
         assert closed not in found
+
+
+def test_walls_that_can_not_be_put_up_are_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> object:
+        raise SandboxError("mount: Operation not permitted")
+
+    policy = site(tmp_path, PATIENTS)
+    monkeypatch.setattr(site_check, "check_site", lambda path: policy)
+    monkeypatch.setattr(operating, "started", fails)
+    assert main(["site", "check", str(tmp_path / "guard.toml")]) == 2
+    told = capsys.readouterr().err
+    assert "can't be put up on this machine (mount: Operation not permitted)" in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.slow
