@@ -142,8 +142,11 @@ def is_replaced(now: Any, before: Any) -> bool:
         return False
     if type(now) is not type(before):
         return True
-    if isinstance(now, (np.ndarray, *BYTES)):
-        return said(now) != said(before)
+    if isinstance(now, np.ndarray):
+        is_other = (now.dtype, now.shape) != (before.dtype, before.shape)
+        return is_other or now.tobytes() != before.tobytes()
+    if isinstance(now, BYTES):
+        return bytes(now) != bytes(before)
     if not isinstance(now, CONTAINERS) or len(now) != len(before):
         return True
     if isinstance(now, SETS):
