@@ -243,7 +243,7 @@ def test_a_table_in_a_given_encoding_becomes_blocks_in_utf_8(
     path.write_bytes("patient,value\nMüller,1\n".encode("cp1252"))
     words = ["--id", "patient", "--blocks", "2", "--out", str(tmp_path / "site")]
     assert main(["site", "split", str(path), *words]) == 2
-    assert "`site split`" in capsys.readouterr().err
+    assert "`discreet site split`" in capsys.readouterr().err
     assert main(["site", "split", str(path), *words, "--encoding", "cp1252"]) == 0
     archives = [path.read_bytes() for path in (tmp_path / "site" / "blocks").iterdir()]
     assert any("patient,value\nMüller,1\n".encode() in archive for archive in archives)
