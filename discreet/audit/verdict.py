@@ -58,7 +58,7 @@ ASSUMES = {
     FDP: "fair and independent coins, and a mechanism as private as a Gaussian one with the "
     "claimed epsilon",
     REPEATED: "independent runs",
-    FIT: "Gaussian scores",
+    FIT: "Gaussian scores; with two spreads it is the lower end of the two-sided interval",
 }
 
 
@@ -151,8 +151,8 @@ class Verdict:
             yield f"not refuted: no bound passes its claim ({rate}); this is no proof"
         else:
             yield (
-                "no verdict: nothing was found, and nothing could have been; ask for more "
-                "--canaries or --runs"
+                "no verdict: nothing was found, and nothing could have been: the first line says "
+                "why"
             )
 
 
@@ -259,11 +259,12 @@ def power_of(releases: Releases, count: int, *, level: float) -> tuple[str, bool
         few = ""
     shown = _shown_without_noise(releases, count, level)
     without = (
-        f"without any noise {many} show epsilon {shown:.3g} on average, and {claimed:.4g} is "
-        "claimed"
+        f"without any noise {many} show epsilon {shown:.3g} on average (at the verdict's level, "
+        f"without the Gaussian fit), and {claimed:.4g} is claimed"
     )
     if not fitted and shown <= claimed:
-        return f"it could have found nothing: even {without}{few}", False
+        enough = _enough_in_words(releases, level)
+        return f"it could have found nothing: even {without}{few}; {enough}", False
     return f"what it could have found: {without}{fitted or few}", True
 
 
@@ -272,19 +273,41 @@ def _fitted(releases: Releases, canaries: int, level: float) -> str:
     share = smallest_fault(releases, canaries, level=level)
     if share is None:
         return ""
-    numbers = range(ENOUGH, MOST_CANARIES + 1)
-    needed = bisect_left(
-        numbers, True, key=lambda number: _excess(releases, HALF, number, level) > 0
-    )
+    needed = _needed(releases, HALF, level)
     said = (
         f"; in nine of ten audits they refute the claim if noise has {share:.0%} of its size or "
         "less; "
     )
-    if needed == len(numbers):
+    if needed is None:
         return f"{said}noise at half its size is not found by any number of them"
+    return f"{said}for noise at half its size {needed} are needed"
+
+
+def _needed(releases: Releases, share: float, level: float) -> int | None:
+    """The smallest number of canaries, or of releases with the canary, with which nine of ten fits
+    find noise at a share of its size; None if no number is enough."""
+    numbers = range(ENOUGH, MOST_CANARIES + 1)
+    place = bisect_left(
+        numbers, True, key=lambda number: _excess(releases, share, number, level) > 0
+    )
+    if place == len(numbers):
+        return None
+    return -(-numbers[place] // (1 + releases.repeated))
+
+
+def _enough_in_words(releases: Releases, level: float) -> str:
+    """The number of canaries with which an audit could find at least that noise is missing."""
+    if releases.noise_multiplier is None:
+        return "ask for more --canaries or --runs"
+    needed = _needed(releases, LEAST_SHARE, level)
+    if needed is None:
+        return (
+            "the Gaussian fit would find missing noise with no number of them: audit more rounds, "
+            "or a smaller epsilon"
+        )
     return (
-        f"{said}for noise at half its size {-(-numbers[needed] // (1 + releases.repeated))} are "
-        "needed"
+        f"with {needed} the Gaussian fit would find missing noise: ask for more --canaries or "
+        "--runs"
     )
 
 

@@ -31,6 +31,8 @@ import hashlib
 import json
 import platform
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -38,6 +40,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Option
 
+from discreet.data.csv_table import CsvTable
 from discreet.guard.guard_policy import PATIENT, SITE, read_guard
 from discreet.logs import json_ready
 from discreet.settings.rules import ConfigError
@@ -65,6 +68,9 @@ def command(
     ids: Annotated[
         Literal["exact", "folded"] | None,
         Option(help="split: whether spellings that differ by case or zeros are one patient"),
+    ] = None,
+    encoding: Annotated[
+        str | None, Option(help="split: of a CSV file, if it is not UTF-8, such as cp1252")
     ] = None,
     public_types: Annotated[
         bool,
@@ -95,7 +101,8 @@ def command(
         _check_split(id_column, blocks, out, unit)
         if not public_types:
             _check_types(where, id_column or "")
-        return _split(where, Path(out or ""), id_column or "", blocks=blocks or 1, ids=ids)
+        data = where if encoding is None else CsvTable(where, encoding=encoding)
+        return _split(data, Path(out or ""), id_column or "", blocks=blocks or 1, ids=ids)
     if action == "try":
         return _try(where, mock, guard)
     if action == "check":
@@ -130,8 +137,10 @@ def _check_split(id_column: str | None, blocks: int | None, out: Path | None, un
     """Raises ConfigError for options that do not go together."""
     if out is None:
         raise ConfigError("--out must be given: the folder of key and blocks")
-    if unit == PATIENT and (not id_column or blocks is None or blocks < 2):
+    if unit == PATIENT and (not id_column or blocks is None):
         raise ConfigError("--id and --blocks must be given, and at least 2 blocks")
+    if unit == PATIENT and blocks is not None and blocks < 2:
+        raise ConfigError(f"--blocks must be at least 2 (got {blocks})")
     if unit == SITE and (id_column is not None or blocks is not None):
         raise ConfigError("--id and --blocks go without --unit site: all data are in one block")
 
@@ -142,17 +151,36 @@ def _check_types(data: Path, id_column: str) -> None:
     check_types(data, id_column)
 
 
-def _split(data: Path, out: Path, id_column: str, *, blocks: int, ids: str | None) -> int:
+@contextmanager
+def _making(out: Path) -> Iterator[None]:
+    """Raises ConfigError for an OSError that names the folder --out."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename != str(out):
+            raise
+        raise ConfigError(f"--out {out} can't be made: {error.strerror}") from error
+
+
+def _split(
+    data: Path | CsvTable, out: Path, id_column: str, *, blocks: int, ids: str | None
+) -> int:
     from discreet.guard.patient_blocks import split_site
     from discreet.guard.site_blocks import counted
 
-    split = split_site(data, out, id_column=id_column, count=blocks, ids=ids)
+    with _making(out):
+        split = split_site(data, out, id_column=id_column, count=blocks, ids=ids)
     if id_column:
         whom = f"{split.patients} patients"
     else:
         whom = "all rows"
     kept = "Keep the folder to yourself: its key is secret"
     print(f"{out}: {whom} in {counted(split.count)}. {kept}")
+    if split.count > split.patients:
+        print(
+            f"warning: there are more blocks than patients ({split.patients}); those without one "
+            "count as zero in each mean: split the data anew, with fewer --blocks"
+        )
     return 0
 
 
@@ -245,7 +273,8 @@ def _backup(path: Path, out: Path | None) -> int:
 
     if out is None:
         raise ConfigError("--out must be given: the folder of the backup")
-    position = back_up(path, out).position()
+    with _making(out):
+        position = back_up(path, out).position()
     print(
         f"{out}: {position.rows} rows, head {position.head}. It holds the key: keep it as the site"
     )
@@ -255,8 +284,12 @@ def _backup(path: Path, out: Path | None) -> int:
 def _log(path: Path) -> int:
     from discreet.guard.site_journal import journal_lines
 
+    lines = 0
     for line in journal_lines(read_guard(path)):
         print(line)
+        lines += 1
+    if not lines:
+        print("no answers yet")
     return 0
 
 

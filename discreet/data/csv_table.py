@@ -100,7 +100,8 @@ class CsvTable:
             written = "the encoding that it was written in"
         raise FolderError(
             f"{self.path} can't be read because it is not {encoding}: write {written} in "
-            "data.toml, or --encoding with `discreet data` and `discreet predict`"
+            "data.toml, or --encoding with `discreet data`, `discreet predict` and `discreet site "
+            "split`"
         )
 
     @cached_property

@@ -196,7 +196,10 @@ def _natural(data: DataConfig, rows: _Parts) -> _Parts:
     # The same as NaturalIdPartitioner, without its progress bar on the terminal.
     if len(rows) != data.num_clients:
         owners_are = f"{len(rows)} for a natural partition, the number of owners"
-        raise ValueError(f"data.num_clients must be {owners_are}, not {data.num_clients}")
+        raise ValueError(
+            f"data.num_clients must be {owners_are}, not {data.num_clients} (or "
+            "data.partition=owners, which deals them to fewer; iid deals rows)"
+        )
     return rows
 
 

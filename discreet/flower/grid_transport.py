@@ -104,6 +104,7 @@ class GridTransport:
                     self._wait_for_workers(nodes[: os.cpu_count()])
                 if self.members is not None:
                     self.members.keep(nodes)
+                self._warn_of_few(len(nodes))
                 self.nodes = nodes
                 if self.virtual:
                     return range(len(self.virtual))
@@ -153,6 +154,18 @@ class GridTransport:
                 Key("data.num_clients"),
             )
         return None
+
+    def _warn_of_few(self, connected: int) -> None:
+        """Warns, before the first cohort, of nodes that are less than half of the population."""
+        if self.nodes or self.virtual or 2 * connected >= self.population_size:
+            return
+        few = Wording(
+            f"{connected} nodes are connected, and ",
+            Key(f"sampling.population_size={self.population_size}"),
+            " is declared: the absent ones count as zero, so that steps have "
+            f"{connected / self.population_size:.0%} of their size, and the noise stays",
+        )
+        logger.warning("%s", few.named(self.names))
 
     def _wait_for_workers(self, nodes: Sequence[int]) -> None:
         """Waits until all of Flower's workers run: until one client for each has refused to

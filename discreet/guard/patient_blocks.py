@@ -43,16 +43,16 @@ def block_of(patient: str, *, key: bytes, count: int) -> int:
 
 
 def split_site(
-    data: Path, folder: Path, *, id_column: str, count: int, ids: str | None = None
+    data: Path | CsvTable, folder: Path, *, id_column: str, count: int, ids: str | None = None
 ) -> BlockSplit:
     """Splits a site's data into blocks, once, and writes key and blocks to `folder`, for its owner
     alone.
 
     `data` is a table (csv, jsonl, parquet or npz), a folder with a data.toml that names one, or
     with `folders` as the id a folder that holds a folder for each patient. Without an id, for one
-    block, any folder or file. `ids`: EXACT or FOLDED, what two spellings of an id mean; by default
-    as data.toml says. Each block tells the types and shapes in a parquet or npz file: see
-    `check_types`.
+    block, any folder or file. A `CsvTable` is a CSV file with its encoding, and becomes blocks in
+    UTF-8. `ids`: EXACT or FOLDED, what two spellings of an id mean; by default as data.toml says.
+    Each block tells the types and shapes in a parquet or npz file: see `check_types`.
 
     Raises:
       ConfigError: the data can't be split, or `folder` exists already: a new key would make a
@@ -60,15 +60,22 @@ def split_site(
     """
     if folder.exists():
         raise ConfigError(f"{folder} exists already: a site is split once and keeps its key")
-    if not data.exists():
-        raise ConfigError(f"{data} does not exist")
+    if isinstance(data, CsvTable):
+        path = data.path
+    else:
+        path = data
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist")
     key = secrets.token_bytes(KEY_BYTES)
     try:
-        patients, files_of = _read(data, id_column, ids)
+        if isinstance(data, CsvTable):
+            patients, files_of = _encoded_table(data, id_column, ids)
+        else:
+            patients, files_of = _read(data, id_column, ids)
     except FolderError as error:
         raise ConfigError(str(error)) from error
     if not patients:
-        raise ConfigError(f"{data} has no patients")
+        raise ConfigError(f"{path} has no patients")
 
     members: list[list[int]] = [[] for _ in range(count)]
     for place, patient in enumerate(patients):
@@ -128,7 +135,7 @@ def _read(data: Path, id_column: str, ids: str | None) -> _Blocks:
     if id_column == FOLDERS:
         return _folders(data, ids)
     if data.is_file():
-        return _table(CsvTable(data), id_column, ids)
+        return _table(CsvTable(data), id_column, ids, "utf-8")
     description = read_description(data)
     if description.test is not None:
         raise FolderError(
@@ -136,7 +143,8 @@ def _read(data: Path, id_column: str, ids: str | None) -> _Blocks:
         )
     path = data / description.file
     table = CsvTable(path, description.separator, description.encoding)
-    patients, files_of = _table(table, id_column, ids or description.ids)
+    encoding = table.encoding or "utf-8"  # as the description beside each block says
+    patients, files_of = _table(table, id_column, ids or description.ids, encoding)
     beside = {DESCRIPTION: without_comments(data / DESCRIPTION)}
     return patients, lambda places: files_of(places) | beside
 
@@ -188,10 +196,20 @@ def _files_below(folder: Path, root: Path) -> Iterator[tuple[str, bytes]]:
             yield str(path.relative_to(root)), path.read_bytes()
 
 
-def _table(table: CsvTable, id_column: str, ids: str | None) -> _Blocks:
+def _encoded_table(table: CsvTable, id_column: str, ids: str | None) -> _Blocks:
+    """A CSV file with a given encoding, which no description tells the readers of a block."""
+    if not table.path.is_file() or form_of(table.path) != "csv" or id_column in ("", FOLDERS):
+        raise FolderError(
+            f"{table.path}: --encoding goes with a CSV file and the --id of its patients (of a "
+            "folder data.toml says it)"
+        )
+    return _table(table, id_column, ids, "utf-8")
+
+
+def _table(table: CsvTable, id_column: str, ids: str | None, encoding: str) -> _Blocks:
+    """The rows of a table. `encoding`: of the blocks of a CSV file."""
     path = table.path
     if path.suffix.lower().removeprefix(".") not in FORMS:
         raise FolderError(f"{path}: a table of patients must end in .csv, .jsonl, .parquet or .npz")
-    encoding = table.encoding or "utf-8"
     patients, content_of = rows_by_person(table, id_column, ids=ids, encoding=encoding)
     return patients, lambda places: {path.name: content_of(places)}

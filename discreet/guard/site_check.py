@@ -31,7 +31,10 @@ def check_site(path: Path) -> GuardPolicy:
         raise ConfigError(f"{path}: {fault}")
     site = open_site(policy)
     read_blocks(site, id_column=policy.blocks.id, count=policy.blocks.count)
-    check_delta(policy, read_split(site).patients)
+    try:
+        check_delta(policy, read_split(site).patients)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     guard_ledger(policy)
     return policy
 

@@ -50,6 +50,9 @@ def statement_of(policy: GuardPolicy) -> Statement:
     if policy.q < 1:
         drawn = f"each drawn with q = {policy.q:g}"
     talk = {OWN_KERNELS: (SHARED_PROCESSOR,), APPROVED_APPS: (SHARED_KERNEL,)}
+    a_round = "a Gaussian a round"
+    if policy.q < 1:
+        a_round = f"a Gaussian a round, Poisson-sampled with q = {policy.q:g}"
     charged = charged_for(policy)
     moved = MOVES * policy.moved_blocks
     return Statement(
@@ -61,7 +64,7 @@ def statement_of(policy: GuardPolicy) -> Statement:
         mechanism=f"the app runs once for each of {counted(policy.blocks.count)}, {drawn}, in "
         f"{policy.enclosure}; a block's update is clipped to C, and the sum, which one unit moves "
         f"by {moved}C, has noise of at least {policy.min_noise_multiplier:g} times {MOVES}C",
-        accounting=f"charged for {charged}; a Poisson-sampled Gaussian a round, on this site's "
+        accounting=f"charged for {charged}; {a_round}, on this site's "
         "ledger before a block starts; a masked sum by this site's own count of honest noise",
         not_covered=(
             *talk.get(charged, ()),

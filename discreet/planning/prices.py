@@ -280,8 +280,9 @@ def masked_lines(found: SecureSum, clients: int, secure: SecureConfig) -> list[s
     """A client's noise and the bytes that it sends, in words."""
     return [
         f"each of {clients} clients adds a discrete Gaussian of standard deviation "
-        f"{found.own_noise_stddev:.4g} clip norms ({math.sqrt(found.variance):.6g} of "
-        f"{found.clip_steps} steps); the noise of {found.summands} clients is accounted",
+        f"{found.own_noise_stddev:.4g} clip norms ({math.sqrt(found.variance):.6g} "
+        f"grid steps; {found.clip_steps} are one clip norm); the noise of {found.summands} clients "
+        "is accounted",
         f"{found.bits} bits a value, {math.ceil(found.length * found.bits / 8):,} "
         f"bytes per client and round; {secure.threshold_of(clients)} nodes must agree "
         "to open a sum",

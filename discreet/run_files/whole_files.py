@@ -69,9 +69,12 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     """An empty folder beside `path`, which becomes `path` at the block's end. What a killed process
     has left of it is removed first. FileExistsError: another process is making `path`. OSError:
     `path` is not empty, or can't be made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.unfinished")
-    beside.mkdir(mode=mode, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.mkdir(mode=mode, exist_ok=True)
+    except OSError as error:  # named after the folder that was asked for
+        raise OSError(error.errno, error.strerror, str(path)) from error
     descriptor = os.open(beside, os.O_RDONLY)
     try:
         try:

@@ -135,8 +135,8 @@ def _once(plan: Plan, model: LinearModel) -> Iterator[str]:
     if few and model.kind == CLASSES and plan.run.user.sampling == "poisson":
         numbers = width * (width + 1) // 2 + model.outputs * width
         yield (
-            f"experiment=table_once is about as good with so few columns and clients: it asks each "
-            f"client once, for {numbers} numbers"
+            "experiment=table_once is often about as accurate with so few columns and clients, "
+            f"with a larger loss: it asks each client once, for {numbers} numbers"
         )
 
 

@@ -129,6 +129,19 @@ def test_nine_of_ten_audits_find_the_smallest_fault(releases: Releases, count: i
     assert 165 <= found <= 195  # of 180, with a standard deviation of 4; the seed is fixed
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_an_audit_without_power_says_how_many_canaries_have_some(repeated: bool) -> None:
+    strong = Claim(epsilon_of_shift(7.0, delta=DELTA), DELTA, "")
+    weak = Releases(1, 0.97, 1.0, strong, repeated)
+    said, finds = power_of(weak, 70, level=LEVEL)
+    enough = re.search(r"; with (\d+) the Gaussian fit would find missing noise: ask for", said)
+    assert not finds
+    assert enough is not None
+    for number, found in ((int(enough[1]) - 1, False), (int(enough[1]), True)):
+        scores = number * (1 + repeated)
+        assert (smallest_fault(weak, scores, level=LEVEL) is not None) is found
+
+
 @pytest.mark.parametrize("rounds", [1, 20])
 def test_without_noise_guesses_at_sampled_canaries_show_what_is_said(rounds: int) -> None:
     sampled = Releases(rounds, 0.1, None, Claim(0.4, DELTA, ""))

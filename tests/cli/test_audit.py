@@ -161,6 +161,8 @@ def test_a_verdict_that_could_not_have_been_another_is_none(
     main(["--output", str(tmp_path)])
     printed = capsys.readouterr().out
     assert printed.startswith("it could have found nothing")
+    assert "without the Gaussian fit), and 3.139 is claimed; the Gaussian fit would find" in printed
+    assert "missing noise with no number of them: audit more rounds" in printed
     assert "no verdict: nothing was found" in printed
     assert "not refuted" not in printed
 

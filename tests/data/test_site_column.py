@@ -71,6 +71,13 @@ def test_what_is_no_site_is_refused(words: str, message: str, tmp_path: Path) ->
         simulate("experiment=silos", "data.name=folder", f"data.path={folder}", *words.split())
 
 
+def test_a_wrong_number_of_owners_is_told_with_other_partitions(tmp_path: Path) -> None:
+    folder = table(tmp_path / "data")
+    words = ["data.partition=natural", "data.num_clients=2"]
+    with pytest.raises(ConfigError, match=r"not 2 .*data\.partition=owners, which deals them"):
+        simulate("experiment=silos", "data.name=folder", f"data.path={folder}", *words)
+
+
 def test_an_owner_at_two_sites_and_other_data_are_refused(tmp_path: Path) -> None:
     folder = table(tmp_path / "data", [*ROWS, ("south", "a", 50, "no")])
     asked = ("experiment=silos", *SITES.split())

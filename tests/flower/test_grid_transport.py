@@ -268,6 +268,27 @@ def test_nobody_is_asked_while_more_nodes_are_connected_than_clients_are_declare
     assert transport.available_clients() == [1, 2]
 
 
+@pytest.mark.usefixtures("quick_grid")
+def test_nodes_that_are_few_for_their_population_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = FakeGrid(dict.fromkeys(range(4), good))
+    for population, warnings in ((8, 0), (100, 1)):
+        transport = GridTransport(
+            grid,  # type: ignore[arg-type]
+            own_messages,
+            timeout=5,
+            population_size=population,
+            names={"sampling.population_size": "population_size"},
+        )
+        caplog.clear()
+        for _ in range(2):
+            assert transport.available_clients() == [0, 1, 2, 3]
+        assert len(caplog.messages) == warnings
+    assert "4 nodes are connected, and population_size=100 is declared" in caplog.messages[0]
+    assert "steps have 4% of their size, and the noise stays" in caplog.messages[0]
+
+
 def test_no_cohort_is_drawn_of_more_clients_than_are_declared() -> None:
     for sampling in (CohortSampling(kind, 1.0, 2) for kind in ("poisson", "fixed", "everyone")):
         assert sampling.draw([1, 2], seeded_source(90127)) == [1, 2]

@@ -236,6 +236,26 @@ def test_a_table_in_another_encoding_is_told_and_not_split(tmp_path: Path) -> No
         split_site(tmp_path / "rows.csv", tmp_path / "site", id_column="patient", count=BLOCKS)
 
 
+def test_a_table_in_a_given_encoding_becomes_blocks_in_utf_8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes("patient,value\nMüller,1\n".encode("cp1252"))
+    words = ["--id", "patient", "--blocks", "2", "--out", str(tmp_path / "site")]
+    assert main(["site", "split", str(path), *words]) == 2
+    assert "`discreet site split`" in capsys.readouterr().err
+    assert main(["site", "split", str(path), *words, "--encoding", "cp1252"]) == 0
+    archives = [path.read_bytes() for path in (tmp_path / "site" / "blocks").iterdir()]
+    assert any("patient,value\nMüller,1\n".encode() in archive for archive in archives)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.toml").write_text(
+        'format = "csv"\nfile = "rows.csv"\ntarget = "value"\nnum_classes = 4\n'
+    )
+    words[-1] = str(tmp_path / "other")
+    assert main(["site", "split", str(tmp_path / "data"), *words, "--encoding", "cp1252"]) == 2
+    assert "--encoding goes with a CSV file" in capsys.readouterr().err
+
+
 def test_what_would_be_in_every_block_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", patient=np.array(["a", "b"]), mean=np.zeros(3))
     with pytest.raises(ConfigError, match="every part would contain all"):

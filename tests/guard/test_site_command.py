@@ -22,6 +22,7 @@ from discreet.guard.kernel_stores import all_channels
 from discreet.guard.sandbox import BlockResult, SandboxError
 from discreet.guard.site_blocks import read_split
 from discreet.guard.site_guard import SiteGuard
+from discreet.guard.site_report import statement_of
 from discreet.ledger.rollback_guard import STATE_VARIABLE
 from discreet.node.account import Refused
 from discreet.settings.rules import ConfigError
@@ -71,6 +72,39 @@ def test_a_split_is_told_and_made_once(tmp_path: Path, capsys: pytest.CaptureFix
     assert "6 patients in 2 blocks" in capsys.readouterr().out
     assert main([*words, "--out", str(tmp_path / "site")]) == 2
     assert "a site is split once" in capsys.readouterr().err
+
+
+def test_more_blocks_than_patients_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["site", "split", str(table(tmp_path, PATIENTS)), "--id", "patient"]
+    assert main([*words, "--blocks", "6", "--out", str(tmp_path / "six")]) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert main([*words, "--blocks", "16", "--out", str(tmp_path / "sixteen")]) == 0
+    assert "warning: there are more blocks than patients (6)" in capsys.readouterr().out
+    assert main([*words, "--blocks", "0", "--out", str(tmp_path / "none")]) == 2
+    assert "--blocks must be at least 2 (got 0)" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_named_as_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--id", "patient", "--blocks", "2", "--out", "/proc/made"]
+    assert main(["site", "split", str(table(tmp_path, PATIENTS)), *words]) == 2
+    assert "--out /proc/made can't be made: No such file" in capsys.readouterr().err
+    site(tmp_path / "guard", PATIENTS)
+    policy = str(tmp_path / "guard" / "guard.toml")
+    assert main(["site", "backup", policy, "--out", "/proc/made"]) == 2
+    assert "--out /proc/made can't be made: No such file" in capsys.readouterr().err
+    assert main(["site", "log", policy]) == 0
+    assert capsys.readouterr().out == "no answers yet\n"
+
+
+def test_a_gaussian_is_said_to_be_sampled_if_it_is(tmp_path: Path) -> None:
+    policy = site(tmp_path, PATIENTS)
+    assert "; a Gaussian a round, on this site's" in statement_of(replace(policy, q=1.0)).accounting
+    sampled = statement_of(replace(policy, q=0.5)).accounting
+    assert "; a Gaussian a round, Poisson-sampled with q = 0.5, on" in sampled
 
 
 def test_a_site_as_one_unit_has_one_block(
@@ -194,11 +228,17 @@ def test_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_a_delta_that_would_let_a_patient_be_published_is_refused(tmp_path: Path) -> None:
+def test_a_delta_that_would_let_a_patient_be_published_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = site(tmp_path, PATIENTS, max_delta=1 / len(PATIENTS))
     with pytest.raises(ConfigError, match="max-delta must be below 1 / 6, the number of patients"):
         site_check.check_delta(policy, read_split(tmp_path / "site").patients)
     site_check.check_delta(replace(policy, max_delta=0.16), len(PATIENTS))
+    monkeypatch.setattr(site_check, "faults_of", lambda policy: ())
+    path = tmp_path / "guard.toml"
+    with pytest.raises(ConfigError, match=f"^{path}: max-delta must be below 1 / 6"):
+        site_check.check_site(path)
 
 
 def test_try_runs_all_of_an_app_on_public_rows(folder: Path) -> None:
