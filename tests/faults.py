@@ -936,7 +936,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "a collate_fn that draws may mix whole numbers",
-        "dpsgd.own_example:_mixes_with",
+        "dpsgd.own_example:_mixes",
         always(False),
         "dpsgd/test_reading.py::test_a_collate_fn_that_mixes_the_batch_is_refused_before_anything_is_drawn",
     ),

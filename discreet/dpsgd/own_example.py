@@ -65,6 +65,7 @@ def check_collate(join: Join, items: Any) -> None:
         )
     draws = any(strangers(drawn[0], other) for other in drawn)
     others = _some_of(items, _OTHERS) if draws else []
+    states = [_states_after(join, examples, seed=seed) for seed in range(_SEEDS if draws else 0)]
     mixes = False
     for place in range(len(examples) if len(examples) > 1 else 0):
         before = examples[:place]
@@ -74,7 +75,10 @@ def check_collate(join: Join, items: Any) -> None:
             found = (
                 strangers(_joined(join, changed, seed=seed), drawn[seed]) for seed in range(_SEEDS)
             )
-            mixes = mixes or max(found) > 1 or _mixes_with(others, join, examples, place)
+            if max(found) > 1 or any(
+                _mixes(join, [*before, other, *after], drawn, states) for other in others
+            ):
+                mixes = True
         else:
             mixes = mixes or strangers(_joined(join, before + after, seed=0), drawn[0]) > 0
     if mixes:
@@ -90,24 +94,21 @@ def _some_of(items: Any, most: int) -> list[Any]:
         return [items[place] for place in range(0, count, max(1, count // most))[:most]]
 
 
-def _mixes_with(others: list[Any], join: Join, examples: list[Any], place: int) -> bool:
-    """True if another item of the data set in the place of an example changes several rows of a
-    batch, whatever is drawn. If other numbers are drawn for it, that tells nothing."""
-    for other in others:
-        changed = [*examples[:place], other, *examples[place + 1 :]]
-        if all(_changed_rows(join, examples, changed, seed) > 1 for seed in range(_SEEDS)):
-            return True
-    return False
+def _mixes(join: Join, changed: list[Any], drawn: list[Batch], states: list[object]) -> bool:
+    """True if examples of which one was changed have several other rows than the batches `drawn`,
+    by each seed. If other numbers are drawn for them (`states`), that tells nothing."""
+    return all(
+        strangers(_joined(join, changed, seed=seed), batch) > 1
+        and _states_after(join, changed, seed=seed) == states[seed]
+        for seed, batch in enumerate(drawn)
+    )
 
 
-def _changed_rows(join: Join, some: list[Any], others: list[Any], seed: int) -> int:
+def _states_after(join: Join, examples: list[Any], *, seed: int) -> object:
+    """The states of the generators when a batch was made."""
     with seeded(seed):
-        before = join(list(some))
-        states = generator_states()
-    with seeded(seed):
-        after = join(list(others))
-        draws_the_same = generator_states() == states
-    return strangers(after, before) if draws_the_same else 0
+        join(list(examples))
+        return generator_states()
 
 
 def _joined(join: Join, examples: list[Any], *, seed: int) -> Batch:
