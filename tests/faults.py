@@ -918,7 +918,7 @@ OF_EXAMPLES = (
     ),
     Fault(
         "padding may change the gradients of others",
-        "dpsgd.padding:_agree",
+        "dpsgd.padding:_Gradients.agree",
         always(True),
         "dpsgd/test_padding.py::test_a_model_that_reads_padding_is_refused_at_no_cost",
     ),
@@ -927,6 +927,12 @@ OF_EXAMPLES = (
         "dpsgd.padding:_tells",
         always(True),
         "dpsgd/test_padding.py::test_of_one_length_too_texts_without_a_gradient_tell_nothing",
+    ),
+    Fault(
+        "padding that is read by chance is tried with one draw",
+        "dpsgd.padding:DrawsAt",
+        always(None),
+        "dpsgd/test_padding_draws.py::test_a_model_that_reads_padding_by_chance_is_refused_at_no_cost",
     ),
     Fault(
         "a batch may be cut to its shortest example",

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from discreet.dpsgd.draws_at import DrawsAt
 from discreet.dpsgd.item_draws import seeded
 from discreet.dpsgd.own_example import strangers
 from discreet.layers.refusals import CONFUSED
@@ -39,8 +40,11 @@ _FIRST_LOOK = 8  # pieces, after which it is looked again, ever more seldom
 _LOOKS = 16  # at batches of new shapes, before lengths were found that differ
 _ITEMS = 32  # read of a batch; more of one that is longer than any of them
 _SHORT = 3  # that tell something when they are tried with a longer one
+_AT_FIRST = 16  # of them in the first trial that tells something
 _SEEDS = 16  # by which it is seen that a collate_fn draws
 _TRIED = 2  # of its batches
+_LEAST = 1e-3  # the share of the smallest numbers that a model may draw
+_INNER = (0.25, 0.5)  # shares of others, of the first item
 _EXACT = 1e-6  # the share of the largest value by which a gradient may change in float64
 
 
@@ -87,14 +91,15 @@ class PaddingTrial:
         """False if padding to a longer item changes the gradient of a shorter one. They are tried
         until some have told something."""
         told = 0
+        enough = _SHORT if self._is_tried else _AT_FIRST
         for item in short:
             is_kept = None
             with suppress(*CONFUSED):  # alone it may be too short for the model
-                is_kept = self._is_kept(objective, item, longer)
+                is_kept = self._is_kept(objective, item, longer, told)
             if is_kept is False:
                 return False
             told += is_kept is not None
-            if told == _SHORT:
+            if told == enough:
                 break
         self._is_tried |= told > 0
         return True
@@ -119,32 +124,84 @@ class PaddingTrial:
         firsts = [group[0] for group in groups]
         return [*firsts, *(item for group in groups for item in group[1:])], found[longest][0]
 
-    def _is_kept(self, objective: Objective, item: Any, longer: Any) -> bool | None:
+    def _is_kept(self, objective: Objective, item: Any, longer: Any, told: int) -> bool | None:
         """True if an item has the same gradient alone as joined with a longer one; None if that
-        tells nothing. In float64, as a little from each of many examples is much in a sum."""
+        tells nothing. In float64, as a little from each of many examples is much in a sum. `told`:
+        the number of items before it."""
         model = objective.model
         with suppress(*CONFUSED), in_float64(model):
-            return self._is_kept_by(objective_of(model, objective.loss), _EXACT, item, longer)
-        return self._is_kept_by(objective, agreement(objective), item, longer)
+            exact = _Gradients(objective_of(model, objective.loss), _EXACT)
+            return self._is_kept_by(exact, item, longer, told)
+        return self._is_kept_by(_Gradients(objective, agreement(objective)), item, longer, told)
 
-    def _is_kept_by(self, objective: Objective, part: float, item: Any, longer: Any) -> bool | None:
-        """As `_is_kept`, up to a share `part` of the largest value."""
+    def _is_kept_by(self, gradients: _Gradients, item: Any, longer: Any, told: int) -> bool | None:
+        """As `_is_kept`. If the model draws, the first items are tried with several draws: by some
+        it may read padding, by others not."""
+        is_kept = self._is_kept_once(gradients, item, longer)
+        if not gradients.has_drawn or is_kept is False or told >= _SHORT:
+            return is_kept
+        inner = (least + told / _SHORT / 4 for least in _INNER)
+        for share in (_LEAST, *inner, 1 - _LEAST):
+            found = self._is_kept_once(replace(gradients, draws=DrawsAt(share)), item, longer)
+            if found is False:
+                return False
+            is_kept = is_kept or found
+        return is_kept
+
+    def _is_kept_once(self, gradients: _Gradients, item: Any, longer: Any) -> bool | None:
         alone = [self._joined([each], 0) for each in (item, longer)]
         joined = [self._joined([item, longer], seed) for seed in range(_SEEDS)]
         if any(_is_cut(_shapes(joined[0]), _shapes(each)) for each in alone):
             return False
         if any(strangers(joined[0], other) for other in joined):
-            return _is_kept_if_cut(objective, part, joined, _shapes(alone[0]))
-        rows = [_gradient(objective, row) for row in _rows(joined[0])]
-        wanted = [_gradient(objective, each) for each in alone]
+            return _is_kept_if_cut(gradients, joined, _shapes(alone[0]))
+        rows = list(map(gradients.of, _rows(joined[0])))
+        wanted = list(map(gradients.of, alone))
         # The rows may be in another order.
-        if all(any(_agree(each, row, part) for row in rows) for each in wanted):
+        if all(any(gradients.agree(each, row) for row in rows) for each in wanted):
             return True if _tells(wanted[0]) else None
         return False
 
     def _joined(self, items: list[Any], seed: int) -> Batch:
         with seeded(seed):
             return self._join(list(items))
+
+
+@dataclass
+class _Gradients:
+    """Gradients of single examples, which are repeated with the same draws.
+
+    Attributes:
+      objective: the model and the loss.
+      part: the share of the largest value by which equal gradients may differ.
+      draws: the numbers that are drawn; None: the middle.
+      has_drawn: True after a gradient for which numbers were drawn.
+    """
+
+    objective: Objective
+    part: float
+    draws: DrawsAt | None = None
+    has_drawn: bool = False
+
+    def of(self, batch: Batch) -> Tensor:
+        """The gradient of a batch of one example, (number of parameters,)."""
+        objective = self.objective
+        device = objective.parameters[0].device
+        batch = tree_map(lambda part: part if part is None else part.to(device), batch)
+        if objective.dtype == torch.float64:
+            batch = with_floats(Tensor.double, batch)
+        objective = replace(
+            objective, memory=memory_for(objective.modules, objective.loss, whole=False)
+        )
+        undrawn = Undrawn(self.draws)
+        with objective.put_back(), same_chance(device), undrawn, exact_products(device):
+            parts = plain_gradient(objective, *trees_of(*batch))
+        self.has_drawn |= undrawn.has_drawn
+        return torch.cat([part.detach().flatten().to(objective.dtype) for part in parts])
+
+    def agree(self, one: Tensor, other: Tensor) -> bool:
+        """True if two gradients are the same."""
+        return not differ(one, other, self.part)
 
 
 def _shapes(batch: Batch) -> Shapes:
@@ -175,9 +232,7 @@ def _cut(row: Batch, shapes: Shapes) -> Iterator[Batch]:
             yield mapped(part, row)
 
 
-def _is_kept_if_cut(
-    objective: Objective, part: float, joined: list[Batch], shapes: Shapes
-) -> bool | None:
+def _is_kept_if_cut(gradients: _Gradients, joined: list[Batch], shapes: Shapes) -> bool | None:
     """True if in each batch of an item, which alone has these shapes, and a longer one a row keeps
     its gradient when it is cut to the shapes; None if none tells anything. So it is for a
     collate_fn that draws: for the item alone it would draw other numbers."""
@@ -185,10 +240,10 @@ def _is_kept_if_cut(
     for batch in joined:
         if tried == _TRIED:
             break
-        rows = [(row, _gradient(objective, row)) for row in _rows(batch)]
+        rows = [(row, gradients.of(row)) for row in _rows(batch)]
         if all(_tells(gradient) for _, gradient in rows):
             pairs = [(wanted, cut) for row, wanted in rows for cut in _cut(row, shapes)]
-            if not any(_agree(wanted, _gradient(objective, cut), part) for wanted, cut in pairs):
+            if not any(gradients.agree(wanted, gradients.of(cut)) for wanted, cut in pairs):
                 return False
             tried += 1
     return True if tried else None
@@ -198,23 +253,6 @@ def _rows(batch: Batch) -> list[Batch]:
     return [rows_of(batch, [place]) for place in range(count_of(batch))]
 
 
-def _agree(one: Tensor, other: Tensor, part: float) -> bool:
-    return not differ(one, other, part)
-
-
 def _tells(gradient: Tensor) -> bool:
     """False for a gradient that is zero with any padding, or is left out of sums."""
     return bool(gradient.isfinite().all() and gradient.any())
-
-
-def _gradient(objective: Objective, batch: Batch) -> Tensor:
-    device = objective.parameters[0].device
-    batch = tree_map(lambda part: part if part is None else part.to(device), batch)
-    if objective.dtype == torch.float64:
-        batch = with_floats(Tensor.double, batch)
-    objective = replace(
-        objective, memory=memory_for(objective.modules, objective.loss, whole=False)
-    )
-    with objective.put_back(), same_chance(device), Undrawn(), exact_products(device):
-        parts = plain_gradient(objective, *trees_of(*batch))
-    return torch.cat([part.detach().flatten().to(objective.dtype) for part in parts])

@@ -10,7 +10,7 @@ PyTorch's generators: its numbers, and those of all that draw later, would be kn
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass
 from types import FunctionType
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from discreet.layers.draws import generator_states, seed_draws
 from discreet.layers.functions import (
     ATTENTION,
-    CHOOSING,
+    DRAWING,
     DROPPING,
     FILLING,
     OF_ATTENTION,
@@ -126,9 +126,14 @@ def same_chance(device: torch.device, seed: int = SEED) -> Iterator[None]:
 
 class Undrawn(TorchFunctionMode):
     """A context in which dropout keeps everything, each drawn number is one half or, if it is
-    whole, 0, and a random order is the reverse."""
+    whole, 0, and a random order is the reverse. `drawn`: how numbers are drawn instead."""
 
     inner: Any = None
+
+    def __init__(self, drawn: Callable[..., Tensor] | None = None) -> None:
+        super().__init__()
+        self.drawn = drawn or _in_the_middle
+        self.has_drawn = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -147,13 +152,16 @@ class Undrawn(TorchFunctionMode):
         if name in DROPPING:
             return args[0]
         result = func(*args, **named)
-        if name in FILLING:
-            return result.fill_(0.5)
-        if name in CHOOSING:
-            return result.fill_(0)
-        if name == "randperm":
-            return result.copy_(torch.arange(len(result)).flip(0))
-        return result
+        if name not in DRAWING:
+            return result
+        self.has_drawn = True
+        return self.drawn(result, name, args, named)
+
+
+def _in_the_middle(result: Tensor, name: str, _args: Any, _named: Any) -> Tensor:
+    if name == "randperm":
+        return result.copy_(torch.arange(len(result)).flip(0))
+    return result.fill_(0.5 if name in FILLING else 0)
 
 
 def _parts(kind: str) -> list[Any]:

@@ -1,0 +1,98 @@
+"""Draws at one share of their range, as a trial repeats them: what a model does with a number that
+is drawn by chance must not depend on how far its example was padded, whatever the number is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_NORMAL = ("randn", "randn_like", "normal", "normal_")
+_MOST = 2**20  # of a whole number that is drawn without a bound
+_FEW = 4  # of one that is not drawn from a range
+_LOW = ("low", "from")
+_HIGH = ("high", "to")
+
+
+@dataclass(frozen=True)
+class DrawsAt:
+    """Draws whose results are the numbers at `share`, above 0 and below 1, of what is possible: of
+    a range, of the probabilities of `multinomial`, of the order of `randperm`."""
+
+    share: float
+
+    def __call__(self, result: Tensor, name: str, args: Any, named: Any) -> Tensor:
+        """Writes them into the result, (...), of a function of PyTorch that draws."""
+        if name in _EACH:
+            return _EACH[name](self.share, result, args, named)
+        if name in _NORMAL:
+            return result.fill_(NormalDist().inv_cdf(self.share))
+        return result.fill_(self.share)
+
+
+def _chance(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
+    return result.fill_(float(share < 0.5))
+
+
+def _uniform(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
+    low, high = _bounds(args[1:], named, 1.0)
+    return result.fill_(low + share * (high - low))
+
+
+def _whole(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
+    low, high = _bounds(args, named, _MOST)
+    return result.fill_(low + math.floor(share * (high - low)))
+
+
+def _whole_into(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
+    """As `_whole`, of a function whose first argument is a tensor."""
+    return _whole(share, result, args[1:], named)
+
+
+def _bounds(args: Any, named: Any, otherwise: float) -> tuple[Any, Any]:
+    """The lower and the upper bound among the arguments of a function."""
+    given = [named[key] for key in _LOW if key in named]
+    given += [each for each in args if not isinstance(each, tuple | list)][:2]
+    given += [named[key] for key in _HIGH if named.get(key) is not None]
+    given = given or [otherwise]
+    return (0, given[0]) if len(given) == 1 else (given[0], given[1])
+
+
+def _of_weights(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
+    weights = (args[0] if args else named["input"]).double().cumsum(-1)
+    place = (weights <= share * weights[..., -1:]).sum(-1, keepdim=True)
+    return result.copy_(place.expand_as(result))
+
+
+def _order(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
+    backwards = torch.arange(len(result)).flip(0)
+    return result.copy_(backwards.roll(-math.floor(share * len(result))))
+
+
+def _count(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
+    return result.fill_(math.floor(_FEW * share))
+
+
+def _successes(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
+    most = args[0] if args else named["count"]
+    return result.copy_((share * (most + 1)).floor())
+
+
+_EACH: dict[str, Callable[[float, Tensor, Any, Any], Tensor]] = {
+    "bernoulli": _chance,
+    "bernoulli_": _chance,
+    "uniform_": _uniform,
+    "randint": _whole,
+    "randint_like": _whole_into,
+    "random_": _whole_into,
+    "multinomial": _of_weights,
+    "randperm": _order,
+    "poisson": _count,
+    "geometric_": _count,
+    "binomial": _successes,
+}
