@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from discreet.per_example.trial import in_the_middle
+
 _NORMAL = ("randn", "randn_like", "normal", "normal_")
 _MOST = 2**20  # of a whole number that is drawn without a bound
 _FEW = 4  # of one that is not drawn from a range
@@ -19,15 +21,20 @@ _LOW = ("low", "from")
 _HIGH = ("high", "to")
 
 
-@dataclass(frozen=True)
+@dataclass
 class DrawsAt:
     """Draws whose results are the numbers at `share`, above 0 and below 1, of what is possible: of
-    a range, of the probabilities of `multinomial`, of the order of `randperm`."""
+    a range, of the probabilities of `multinomial`, of the order of `randperm`. None: in the middle,
+    as in other trials. `are_used`: True after a draw."""
 
-    share: float
+    share: float | None = None
+    are_used: bool = False
 
     def __call__(self, result: Tensor, name: str, args: Any, named: Any) -> Tensor:
         """Writes them into the result, (...), of a function of PyTorch that draws."""
+        self.are_used = True
+        if self.share is None:
+            return in_the_middle(result, name, args, named)
         if name in _EACH:
             return _EACH[name](self.share, result, args, named)
         if name in _NORMAL:

@@ -130,15 +130,16 @@ class PaddingTrial:
         the number of items before it."""
         model = objective.model
         with suppress(*CONFUSED), in_float64(model):
-            exact = _Gradients(objective_of(model, objective.loss), _EXACT)
+            exact = _Gradients(objective_of(model, objective.loss), _EXACT, DrawsAt())
             return self._is_kept_by(exact, item, longer, told)
-        return self._is_kept_by(_Gradients(objective, agreement(objective)), item, longer, told)
+        gradients = _Gradients(objective, agreement(objective), DrawsAt())
+        return self._is_kept_by(gradients, item, longer, told)
 
     def _is_kept_by(self, gradients: _Gradients, item: Any, longer: Any, told: int) -> bool | None:
         """As `_is_kept`. If the model draws, the first items are tried with several draws: by some
         it may read padding, by others not."""
         is_kept = self._is_kept_once(gradients, item, longer)
-        if not gradients.has_drawn or is_kept is False or told >= _SHORT:
+        if not gradients.draws.are_used or is_kept is False or told >= _SHORT:
             return is_kept
         inner = (least + told / _SHORT / 4 for least in _INNER)
         for share in (_LEAST, *inner, 1 - _LEAST):
@@ -174,14 +175,12 @@ class _Gradients:
     Attributes:
       objective: the model and the loss.
       part: the share of the largest value by which equal gradients may differ.
-      draws: the numbers that are drawn; None: the middle.
-      has_drawn: True after a gradient for which numbers were drawn.
+      draws: what the model draws.
     """
 
     objective: Objective
     part: float
-    draws: DrawsAt | None = None
-    has_drawn: bool = False
+    draws: DrawsAt
 
     def of(self, batch: Batch) -> Tensor:
         """The gradient of a batch of one example, (number of parameters,)."""
@@ -196,7 +195,6 @@ class _Gradients:
         undrawn = Undrawn(self.draws)
         with objective.put_back(), same_chance(device), undrawn, exact_products(device):
             parts = plain_gradient(objective, *trees_of(*batch))
-        self.has_drawn |= undrawn.has_drawn
         return torch.cat([part.detach().flatten().to(objective.dtype) for part in parts])
 
     def agree(self, one: Tensor, other: Tensor) -> bool:

@@ -30,6 +30,7 @@ SETS = (set, frozenset)
 BYTES = (bytearray, array)
 _FIXED = (tuple, frozenset)  # in which nothing can be replaced
 CONTAINERS = (*MAPPINGS, *SEQUENCES, *SETS, *BYTES)
+_NUMBERS = "biufc"  # kinds of arrays
 _EMPTY = object()
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # What their objects hold is not the model's.
@@ -144,7 +145,7 @@ def is_replaced(now: Any, before: Any) -> bool:
         return True
     if isinstance(now, np.ndarray):
         is_other = (now.dtype, now.shape) != (before.dtype, before.shape)
-        return is_other or now.tobytes() != before.tobytes()
+        return is_other or not _are_same(now, before)
     if isinstance(now, BYTES):
         return bytes(now) != bytes(before)
     if not isinstance(now, CONTAINERS) or len(now) != len(before):
@@ -154,6 +155,14 @@ def is_replaced(now: Any, before: Any) -> bool:
     if isinstance(now, dict) and not all(map(is_, now.values(), before.values())):
         return True
     return not all(map(is_, now, before))
+
+
+def _are_same(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    """True if two arrays of one type and shape have the same bytes."""
+    if one.dtype.kind not in _NUMBERS:
+        return one.tobytes() == other.tobytes()
+    now, before = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
+    return np.array_equal(now, before)
 
 
 def said(value: Any, depth: int = 0) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -24,7 +25,7 @@ from types import (
     ModuleType,
 )
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -60,11 +61,13 @@ from discreet.per_example.held_values import (
     within,
 )
 from discreet.per_example.kept_tensors import KeptTensor, gradient_of, put_back_gradient
+from discreet.per_example.plain_trees import PlainTree
 from discreet.per_example.process_settings import ProcessSettings
 
 _MOST_ENTRIES = 2**13  # of a container that is looked into
 _MOST_NUMBERS = 2**20  # of an array whose values are compared
 _MOST_PLACES = 2**16
+_MANY = 500  # places, with which a step takes milliseconds more
 _DEPTH = 64
 _OF_CALLS = ("__self__", "__func__", "func", "args", "keywords")  # of methods and partials
 _CALLS = (MethodType, BuiltinMethodType, MethodWrapperType, partial)
@@ -75,6 +78,8 @@ _HOLDERS = ("argparse.Namespace", "threading.Event", "_thread._local")
 _HOMES = ("torch.utils.data.", "torch.distributions.", "torch.optim.")
 
 _told = set[str]()
+# Of models, those of the last memory: what has not changed need not be copied again.
+_trees = WeakKeyDictionary[nn.Module, dict[int, PlainTree]]()
 _log = logging.getLogger("discreet")
 
 
@@ -129,7 +134,9 @@ class Memory:
         self._own = frozenset(package_of(getattr(part, "__module__", "")) for part in parts)
         self.changed = dict[str, None]()  # the names of what was undone
         self.too_large = ""  # the name of what is not looked through
-        self._places = list[_Place | _TensorPlace]()
+        self._places = list[_Place | _TensorPlace | PlainTree]()
+        self._known = _trees.get(modules[0], {}) if modules else {}
+        self._trees = dict[int, PlainTree]()
         self._kept = {
             id(each) for module in modules for each in (module, *module._parameters.values())
         }
@@ -150,6 +157,8 @@ class Memory:
             for hook in hooks.values():
                 self._walk("a hook of all modules", hook, 0)
         self._hold_model(modules)
+        if modules:
+            _trees[modules[0]] = self._trees
 
     def said(self) -> list[tuple[str, object]]:
         """The name and the values of each place."""
@@ -187,6 +196,20 @@ class Memory:
                 self.too_large,
             )
         _told.update(self.changed, [self.too_large])
+        if len(self._places) > _MANY:
+            self._tell_what_is_slow()
+
+    def _tell_what_is_slow(self) -> None:
+        parts = Counter(place.name.partition("[")[0] for place in self._places)
+        name, count = parts.most_common(1)[0]
+        if name not in _told:
+            _log.info(
+                "%s holds %d values that the model's forward or the loss can write to: they are "
+                "looked through in each step. One tensor, or plain Python values, are fast",
+                name,
+                count,
+            )
+        _told.add(name)
 
     def _hold(self, name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
         if len(self._places) >= _MOST_PLACES:
@@ -277,6 +300,9 @@ class Memory:
     def _walk_container(self, name: str, value: Any, depth: int) -> None:
         if type(value) not in CONTAINERS:
             self._walk_object(name, value, depth)
+        with suppress(ValueError):
+            self._hold_tree(name, value)
+            return
         inner = list(within(value))
         if len(inner) > _MOST_ENTRIES:
             self.too_large = name
@@ -285,6 +311,14 @@ class Memory:
             self._walk(f"{name}{place}", held, depth + 1)
         if not is_fixed(value):
             self._hold(name, partial(entries_of, value), partial(refill, value))
+
+    def _hold_tree(self, name: str, value: Any) -> None:
+        tree = self._known.get(id(value))
+        if tree is None or not tree.is_unchanged():
+            tree = PlainTree(name, value)
+        self._trees[id(value)] = tree
+        if not tree.is_constant:
+            self._places.append(tree)
 
     def _walk_function(self, name: str, function: FunctionType, depth: int) -> None:
         if all(_is_library(package, self._own) for package in packages_of(function)):

@@ -132,8 +132,7 @@ class Undrawn(TorchFunctionMode):
 
     def __init__(self, drawn: Callable[..., Tensor] | None = None) -> None:
         super().__init__()
-        self.drawn = drawn or _in_the_middle
-        self.has_drawn = False
+        self.drawn = drawn or in_the_middle
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -152,13 +151,10 @@ class Undrawn(TorchFunctionMode):
         if name in DROPPING:
             return args[0]
         result = func(*args, **named)
-        if name not in DRAWING:
-            return result
-        self.has_drawn = True
-        return self.drawn(result, name, args, named)
+        return self.drawn(result, name, args, named) if name in DRAWING else result
 
 
-def _in_the_middle(result: Tensor, name: str, _args: Any, _named: Any) -> Tensor:
+def in_the_middle(result: Tensor, name: str, _args: Any, _named: Any) -> Tensor:
     if name == "randperm":
         return result.copy_(torch.arange(len(result)).flip(0))
     return result.fill_(0.5 if name in FILLING else 0)
