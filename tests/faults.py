@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -927,6 +928,12 @@ OF_EXAMPLES = (
         "dpsgd.padding:_tells",
         always(True),
         "dpsgd/test_padding.py::test_of_one_length_too_texts_without_a_gradient_tell_nothing",
+    ),
+    Fault(
+        "a selection's price leaves out what was repeated",
+        "simulation.tuning:repetitions",
+        always(Counter()),
+        "cli/test_tune.py::test_the_price_is_that_of_what_the_trials_were_charged",
     ),
     Fault(
         "what an example writes into a table of plain values stays",

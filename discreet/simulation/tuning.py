@@ -8,11 +8,12 @@ import json
 import math
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from discreet.accounting.accounting import epsilon_spent
 from discreet.accounting.events import RDP
@@ -40,6 +41,7 @@ CHOSEN = "chosen"  # the published run, in the output folder
 # It lists the drawn trials, whose number must not be published.
 TUNE_FILE = "tune.json"
 TRIALS = "trials"  # their folder, until the chosen one is published
+NOTHING: Mapping[Any, int] = {}
 ACCOUNTANT = RDP  # the only accountant that supports private selection
 
 
@@ -180,13 +182,12 @@ def publish_best(
 ) -> str:
     """Publishes the best trial as OUTPUT/chosen, deletes the others, and returns two lines with its
     place and the cost of the selection. Raises ConfigError: the population's account ended a trial,
-    or repeated rounds made the selection exceed the budget."""
+    or repetitions made the selection exceed the budget."""
     require_whole(trials)
-    repeated = max(
-        DurableLedger(f.ledger_path).spent(USER).num_releases - f.read_config().rounds
-        for f in trials
-    )
-    cost = cost_of(plans, tune.count, repeated=max(0, repeated))
+    repeated = Counter[Any]()
+    for trial, files in zip(tune.trials, trials, strict=True):
+        repeated |= repetitions(plans[trial.candidate], files)
+    cost = cost_of(plans, tune.count, repeated=repeated)
     tune.check_budget(cost)
     with new_folder(output / CHOSEN) as made:
         best = max((files.path for files in trials), key=score)
@@ -256,9 +257,11 @@ def _state_choice(files: RunFolder, tune: Tune, cost: SelectionCost) -> None:
     write_json(files.path / SELECTION, facts)
 
 
-def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> SelectionCost:
-    """The cost of a selection among trials of these plans, each trial with all of its rounds.
-    `repeated`: the largest number of rounds that a trial repeated after an interruption. Raises
+def cost_of(
+    plans: Sequence[Plan], trials: TrialCount, *, repeated: Mapping[Any, int] = NOTHING
+) -> SelectionCost:
+    """The cost of a selection among trials of these plans, each trial with all of its rounds and
+    ratings, and with what is `repeated`, of each event as often as in any trial. Raises
     ConfigError: a plan has another guarantee than the user-level one, none at all, or no noise;
     their deltas differ; or none of them costs most at every Renyi order."""
     for plan in plans:
@@ -278,7 +281,8 @@ def cost_of(plans: Sequence[Plan], trials: TrialCount, *, repeated: int = 0) -> 
     if len(deltas) > 1:
         raise ConfigError("privacy.delta must be the same for every candidate")
     delta = deltas.pop()
-    spent = list({_planned(plan, repeated) for plan in plans})
+    whole = (planned_releases(plan) + Counter(repeated) for plan in plans)
+    spent = list({tuple(releases.items()) for releases in whole})
     one = max(epsilon_spent(entries, delta=delta, accountant=ACCOUNTANT) for entries in spent)
     try:
         event = selection_event(spent, trials=trials)
@@ -296,7 +300,9 @@ def require_room(trials: Sequence[Plan]) -> None:
     if len({plan.account for plan in trials}) > 1:
         raise ConfigError("privacy.user.account must be the same for every candidate")
     charges = [
-        Charge(0, USER, "", event, count) for plan in trials for event, count in _planned(plan, 0)
+        Charge(0, USER, "", event, count)
+        for plan in trials
+        for event, count in planned_releases(plan).items()
     ]
     for account in map(PopulationAccount.of, trials):
         try:
@@ -323,15 +329,19 @@ def require_whole(trials: Sequence[RunFolder]) -> None:
             )
 
 
-def _planned(plan: Plan, repeated: int) -> tuple[tuple[DpEvent, int], ...]:
-    planned = releases_of(plan.mechanism, plan.run, plan.run.rounds)
-    numbers = range(1, plan.run.rounds + 1)
-    # A repeated round may have been of the most expensive kind, whose cohort also evaluates the
-    # model.
-    joined = (number for number in numbers if number in plan.run.evaluation.rating_rounds)
-    again = plan.mechanism.event(next(joined, plan.run.rounds), again=True)
-    assert again is not None
-    return tuple((event, count) for event, count in (*planned, (again, repeated)) if count)
+def planned_releases(plan: Plan) -> Counter[Any]:
+    """The events of all rounds and ratings of a plan, with their numbers."""
+    return Counter(dict(releases_of(plan.mechanism, plan.run, plan.run.rounds)))
+
+
+def repetitions(plan: Plan, files: RunFolder) -> Counter[Any]:
+    """The events that a trial was charged beyond its plan, as an interrupted run repeats rounds
+    and ratings. A trial that ended early has some that were planned: not in place of others, which
+    may cost more."""
+    charged = Counter[Any]()
+    for event, count in DurableLedger(files.ledger_path).spent(USER).entries:
+        charged[event] += count
+    return charged - planned_releases(plan)
 
 
 def score(folder: Path) -> float:

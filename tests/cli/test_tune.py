@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,19 @@ from safetensors import safe_open
 
 from discreet.accounting.privacy_ledger import PrivacyLedger
 from discreet.ledger.durable_ledger import DurableLedger, LedgerError
+from discreet.mechanisms.correlated_noise import CorrelatedNoise
 from discreet.planning.plan import Plan, planned
 from discreet.privacy.selection import TrialCount
 from discreet.run_files.call import Call
 from discreet.run_files.compose import load_config
 from discreet.run_files.run_folder import RunFolder
+from discreet.server.model_ratings import RatingPlan
 from discreet.server.population_account import ADJACENCIES, Population, create_account
 from discreet.settings.rules import ConfigError
 from discreet.settings.settings import Settings
 from discreet.simulation import many_runs, tuning
 from discreet.simulation.in_process import simulate
-from discreet.simulation.tuning import cost_of, require_room
+from discreet.simulation.tuning import cost_of, planned_releases, require_room
 from tests.command import tune as main
 from tests.simulation.crash import crash
 
@@ -129,10 +132,12 @@ def test_only_the_chosen_run_is_left_and_nothing_tells_the_number_of_trials(tune
     assert "trials" not in (tuned / "chosen" / "config.yaml").read_text()
 
 
-def price(repeated: int = 0) -> float:
-    """Of the choice, from the published numbers' own code path: the ledger plays no part in it."""
+def price(repeated: int | None = None) -> float:
+    """Of the choice, from the published numbers' own code path: the ledger plays no part in it.
+    `repeated`: the number of the candidate whose only round was charged twice."""
     plans = [planned(load_config([*SMALL, f"{NOISE}={noise}"])) for noise in (1, 2)]
-    return cost_of(plans, TrialCount("geometric", 3), repeated=repeated).selection
+    again = {} if repeated is None else planned_releases(plans[repeated])
+    return cost_of(plans, TrialCount("geometric", 3), repeated=again).selection
 
 
 def test_every_file_of_the_chosen_run_states_the_price_of_the_choice(tuned: Path) -> None:
@@ -177,7 +182,8 @@ def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
     monkeypatch.setattr(TrialCount, "draw", lambda *_: 3)
     # In the second trial its only round is charged, and not done.
     assert crash("before_checkpoint", 2, words, run=main) == -signal.SIGKILL
-    drawn = [trial.folder for trial in tuning.read_tune(tmp_path / "out").trials]
+    trials = tuning.read_tune(tmp_path / "out").trials
+    drawn = [trial.folder for trial in trials]
     assert main(words) == 2
     assert "--resume continues it" in capsys.readouterr().err
     monkeypatch.setattr(
@@ -188,7 +194,78 @@ def test_a_tune_that_was_killed_goes_on_with_the_trials_it_had_drawn(
     assert ran == drawn[1:]  # the first is not run again, the second goes on
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["chosen"]
     last = RunFolder(tmp_path / "out" / "chosen").read_metrics()[-1]
-    assert last["epsilon_user"] == pytest.approx(price(repeated=1))
+    assert last["epsilon_user"] == pytest.approx(price(repeated=trials[1].candidate))
+
+
+RATED = [
+    f"{NOISE}=4",
+    "rounds=6",
+    "evaluation.kind=private",
+    "evaluation.noise_multiplier=0.6",
+    "privacy.user.clip.norm=0.1,0.3",
+]
+IN_TURNS = [
+    f"{NOISE}=1",
+    "rounds=16",
+    "sampling.kind=cyclic",
+    "sampling.groups=8",
+    "privacy.user.clip.kind=fixed",
+    "privacy.user.clip.norm=30,60",
+    "privacy.user.too_noisy=warn",
+    "server.learning_rate=1000",  # it diverges, and ends early
+]
+
+
+def fails_at(function: Any, times: int) -> Any:
+    """A function that fails so many times, as on a full disk, and works then."""
+    left = [times]
+
+    def failing(*args: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("no space left on device")
+        return function(*args, **named)
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "function", "failures"),
+    [
+        ([*RATED, "evaluation.every=6"], RatingPlan, "write", 3),
+        (IN_TURNS, CorrelatedNoise, "release", 4),
+        ([*RATED, "evaluation.every=2"], RatingPlan, "write", 0),
+    ],
+)
+def test_the_price_is_that_of_what_the_trials_were_charged(
+    words: list[str],
+    where: type,
+    function: str,
+    failures: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Repeated ratings cost what ratings cost, and rounds that an early end left out pay for
+    none."""
+    charged = list[float]()
+
+    def read(trials: Sequence[RunFolder]) -> None:
+        spent = (DurableLedger(files.ledger_path).spent("user") for files in trials)
+        charged.extend(each.epsilon(1e-3, "rdp") for each in spent)
+
+    monkeypatch.setattr(where, function, fails_at(getattr(where, function), failures))
+    monkeypatch.setattr(TrialCount, "draw", lambda *_: 1)
+    monkeypatch.setattr(tuning, "require_whole", read)
+    out = tmp_path / "out"
+    begun = ["--output", str(out), "data.name=digits", "model.name=linear", *words]
+    for number in range(failures + 1):
+        asked = ["--resume", "--output", str(out)] if number else [*begun, "seed=4"]
+        assert main(asked) == (1 if number < failures else 0)
+    facts = json.loads((out / "chosen" / "selection.json").read_text())
+    assert facts["epsilon_of_one_trial"] >= max(charged) - 1e-9
+    before = f"epsilon {facts['epsilon_of_one_trial']:.4g} for one trial, {facts['epsilon']:.4g}"
+    assert (before in capsys.readouterr().out) is (not failures)
 
 
 @pytest.fixture
