@@ -45,7 +45,7 @@ def epsilon_of(rows, delta, accountant):  # the largest that rows cost a data ow
         for text, count in events:
             counted.compose(json.loads(text, object_hook=event_of), count)
         found.append(counted.get_epsilon(1e-12 if accountant == "pure" else delta))
-    return max(found)
+    return math.inf if accountant == "pure" and "gaussian" in str(rows) else max(found)
 
 
 def read_ledger(path):
@@ -100,7 +100,7 @@ def check_run(folder, card, facts, heads, rows):
     yield f"after privacy.json: {len(later)} rows, of statistics alone", {*later} <= {0}
     if privacy.get("clients_head") or clients.exists():
         _, ends, more, (words, fine) = read_ledger(clients)
-        yield f"{words} (clients_head)", fine and privacy.get("clients_head") in (None, ends[-1])
+        yield f"{words} (clients_head)", fine and privacy.get("clients_head") == ends[-1]
         rows = rows + more
     last = max([0, *(int(line["round"]) for line in metrics), *(row.round for row in rows)])
     yield f"privacy.json: {privacy['rounds']} rounds of {last}", privacy["rounds"] == last

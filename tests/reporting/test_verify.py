@@ -242,7 +242,18 @@ def number_for_what_is_off(run: Path) -> None:
     in_json(run, lambda found: found["guarantees"][2]["epsilon"].update(pld=1.0))
 
 
+def pure_epsilon(run: Path) -> None:
+    in_json(run, lambda found: found["guarantees"][0]["epsilon"].update(pure=60.0))
+
+
+def clients_head_left_out(run: Path) -> None:
+    """The clients' ledger could then be any other whole one."""
+    in_json(run, lambda found: found.update(clients_head=None))
+
+
 LIES = {
+    pure_epsilon: "privacy.json: user is 60.0 by pure",
+    clients_head_left_out: "(clients_head)",
     nothing_promised: "nothing was charged that is off example user",
     no_epsilon: "privacy.json: user is missing",
     unknown_guarantee: "all 2 rounds were charged for household",
