@@ -94,8 +94,10 @@ def check_task(asked: TaskConfig, shape: TaskShape, name: str) -> None:
     fitting = FITTING[kind]
     if asked.loss is not None and asked.loss not in fitting:
         named = " or ".join(fitting)
+        once = "; experiment=table_once is for classes" if asked.loss == LEAST_SQUARES else ""
         raise ConfigError(
             f"task.loss must be {named} for {name}, whose targets are {kind} (got {asked.loss})"
+            f"{once}"
         )
     if weights is not None and len(weights) != num_classes:
         if num_classes:

@@ -428,6 +428,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"dataset": PAIRS, "collate_fn": lambda _: (torch.zeros(1, 5), torch.zeros(1))},
         "as many rows",
     ),
+    (
+        {"dataset": PAIRS, "collate_fn": lambda _: (torch.zeros(5, 5), [torch.zeros(2)] * 5)},
+        "Give lists of several sizes padded",
+    ),
 ]
 
 

@@ -11,13 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from discreet.data.examples import TaskShape
+from discreet.data.targets import NUMBERS, Target
 from discreet.models.least_squares import LOGITS, LeastSquares
 from discreet.run_files.compose import load_asked, load_config
 from discreet.run_files.predictions import load_model
 from discreet.run_files.run_folder import RunFolder
 from discreet.settings.rules import ConfigError
+from discreet.settings.training import LEAST_SQUARES, TaskConfig
 from discreet.simulation.in_process import simulate
-from discreet.training.losses import least_squares
+from discreet.training.losses import check_task, least_squares
 from tests.command import export
 from tests.tables.made_tables import make_project
 
@@ -98,3 +101,9 @@ def test_secure_aggregation_opens_the_sum_alone(project: Path, tmp_path: Path) -
 def test_the_model_and_its_loss_go_together(word: str) -> None:
     with pytest.raises(ConfigError, match=r"task\.loss must be least_squares with"):
         load_config(["experiment=table_once", word])
+
+
+def test_numbers_are_not_asked_once() -> None:
+    target = Target(NUMBERS, ("days",), (0.0,), (9.0,))
+    with pytest.raises(ConfigError, match="experiment=table_once is for classes"):
+        check_task(TaskConfig(LEAST_SQUARES), TaskShape((3,), 1, target=target), "stays")
