@@ -61,5 +61,7 @@ def write_plays(text: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3 or not Path(sys.argv[1]).is_file():
+        sys.exit(__doc__)
     write_model(Path(sys.argv[2]) / "gpt2")
     write_plays(Path(sys.argv[1]).read_text(encoding="utf-8"), Path(sys.argv[2]) / "plays")
