@@ -5,50 +5,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from discreet.per_example.trial import in_the_middle
+from discreet.per_example.trial import Undrawn
 
 _NORMAL = ("randn", "randn_like", "normal", "normal_")
 _MOST = 2**20  # of a whole number that is drawn without a bound
 _FEW = 4  # of one that is not drawn from a range
+_SLOPE = 1e-12  # from one number of a result to the next
 _LOW = ("low", "from")
 _HIGH = ("high", "to")
 
 
-@dataclass
-class DrawsAt:
-    """Draws whose results are the numbers at `share`, above 0 and below 1, of what is possible: of
-    a range, of the probabilities of `multinomial`, of the order of `randperm`. None: in the middle,
-    as in other trials. `are_used`: True after a draw."""
+class DrawsAt(Undrawn):
+    """A context in which what is drawn are the numbers at a share of what is possible: of a range,
+    of the probabilities of `multinomial`, of the order of `randperm`.
 
-    share: float | None = None
-    are_used: bool = False
+    Attributes:
+      share: above 0 and below 1; None: in the middle, as in other trials.
+      rising: True if the real numbers of a result rise a little, from its first to its last, so
+        that an order by them is that of their places; else they fall.
+      is_used: True after a draw.
+    """
 
-    def __call__(self, result: Tensor, name: str, args: Any, named: Any) -> Tensor:
-        """Writes them into the result, (...), of a function of PyTorch that draws."""
-        self.are_used = True
+    def __init__(self, share: float | None = None, *, rising: bool = True) -> None:
+        super().__init__()
+        self.share = share
+        self.rising = rising
+        self.is_used = False
+
+    def drawn(self, result: Tensor, name: str, args: Any, named: Any) -> Tensor:
+        self.is_used = True
         if self.share is None:
-            return in_the_middle(result, name, args, named)
+            return super().drawn(result, name, args, named)
         if name in _EACH:
             return _EACH[name](self.share, result, args, named)
-        if name in _NORMAL:
-            return result.fill_(NormalDist().inv_cdf(self.share))
-        return result.fill_(self.share)
+        low, high = _bounds(args[1:], named, 1.0) if name == "uniform_" else (0.0, 1.0)
+        share = NormalDist().inv_cdf(self.share) if name in _NORMAL else self.share
+        result.fill_(low + share * (high - low))
+        if result.dtype == torch.float64:
+            ranks = torch.arange(result.numel(), dtype=torch.float64, device=result.device)
+            result.add_(ranks.reshape(result.shape), alpha=_SLOPE if self.rising else -_SLOPE)
+        return result
 
 
 def _chance(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
     return result.fill_(float(share < 0.5))
-
-
-def _uniform(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
-    low, high = _bounds(args[1:], named, 1.0)
-    return result.fill_(low + share * (high - low))
 
 
 def _whole(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
@@ -93,7 +99,6 @@ def _successes(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
 _EACH: dict[str, Callable[[float, Tensor, Any, Any], Tensor]] = {
     "bernoulli": _chance,
     "bernoulli_": _chance,
-    "uniform_": _uniform,
     "randint": _whole,
     "randint_like": _whole_into,
     "random_": _whole_into,

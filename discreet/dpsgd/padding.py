@@ -32,7 +32,7 @@ from discreet.per_example.objective import (
 )
 from discreet.per_example.own_code import memory_for
 from discreet.per_example.per_example import trees_of
-from discreet.per_example.trial import Undrawn, agreement, differ, exact_products, same_chance
+from discreet.per_example.trial import agreement, differ, exact_products, same_chance
 
 Batch = tuple[Tree, Tree]
 Shapes = tuple[torch.Size, ...]
@@ -139,11 +139,12 @@ class PaddingTrial:
         """As `_is_kept`. If the model draws, the first items are tried with several draws: by some
         it may read padding, by others not."""
         is_kept = self._is_kept_once(gradients, item, longer)
-        if not gradients.draws.are_used or is_kept is False or told >= _SHORT:
+        if not gradients.draws.is_used or is_kept is False or told >= _SHORT:
             return is_kept
         inner = (least + told / _SHORT / 4 for least in _INNER)
-        for share in (_LEAST, *inner, 1 - _LEAST):
-            found = self._is_kept_once(replace(gradients, draws=DrawsAt(share)), item, longer)
+        for number, share in enumerate((_LEAST, *inner, 1 - _LEAST)):
+            draws = DrawsAt(share, rising=number % 2 > 0)
+            found = self._is_kept_once(replace(gradients, draws=draws), item, longer)
             if found is False:
                 return False
             is_kept = is_kept or found
@@ -192,8 +193,7 @@ class _Gradients:
         objective = replace(
             objective, memory=memory_for(objective.modules, objective.loss, whole=False)
         )
-        undrawn = Undrawn(self.draws)
-        with objective.put_back(), same_chance(device), undrawn, exact_products(device):
+        with objective.put_back(), same_chance(device), self.draws, exact_products(device):
             parts = plain_gradient(objective, *trees_of(*batch))
         return torch.cat([part.detach().flatten().to(objective.dtype) for part in parts])
 

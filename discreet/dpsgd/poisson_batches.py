@@ -326,10 +326,9 @@ def _checked(batch: Any, count: int) -> Batch:
         shapes = " and ".join(str(tuple(part.shape)) for part in tree_leaves(parts))
         if isinstance(inputs, tuple):
             shapes += ". Graphs of two nodes in all look like two rows: give graphs by name"
-        elif len(parts) > count:
-            shapes += ". Give lists of several sizes padded, and mask the padding in the loss"
         raise ValueError(
-            f"collate_fn: a batch of {count} examples must have as many rows, not shapes {shapes}"
+            f"collate_fn: a batch of {count} examples must have as many rows (pad lists of several "
+            f"sizes, and mask the padding in the loss), not shapes {shapes}"
         )
     return inputs, targets
 

@@ -298,7 +298,9 @@ class _Wide(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         named = {key: _wide(value) for key, value in (kwargs or {}).items()}
-        return _wide(func)(*map(_wide, args), **named)
+        result = _wide(func)(*map(_wide, args), **named)
+        is_new = isinstance(result, Tensor) and not isinstance(next(iter(args), None), Tensor)
+        return result.double() if is_new and result.dtype == torch.float32 else result
 
 
 def _wide(value: Any) -> Any:

@@ -10,7 +10,7 @@ PyTorch's generators: its numbers, and those of all that draw later, would be kn
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass
 from types import FunctionType
@@ -126,13 +126,9 @@ def same_chance(device: torch.device, seed: int = SEED) -> Iterator[None]:
 
 class Undrawn(TorchFunctionMode):
     """A context in which dropout keeps everything, each drawn number is one half or, if it is
-    whole, 0, and a random order is the reverse. `drawn`: how numbers are drawn instead."""
+    whole, 0, and a random order is the reverse."""
 
     inner: Any = None
-
-    def __init__(self, drawn: Callable[..., Tensor] | None = None) -> None:
-        super().__init__()
-        self.drawn = drawn or in_the_middle
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -153,11 +149,11 @@ class Undrawn(TorchFunctionMode):
         result = func(*args, **named)
         return self.drawn(result, name, args, named) if name in DRAWING else result
 
-
-def in_the_middle(result: Tensor, name: str, _args: Any, _named: Any) -> Tensor:
-    if name == "randperm":
-        return result.copy_(torch.arange(len(result)).flip(0))
-    return result.fill_(0.5 if name in FILLING else 0)
+    def drawn(self, result: Tensor, name: str, _args: Any, _named: Any) -> Tensor:
+        """Writes what is drawn into the result of a function."""
+        if name == "randperm":
+            return result.copy_(torch.arange(len(result)).flip(0))
+        return result.fill_(0.5 if name in FILLING else 0)
 
 
 def _parts(kind: str) -> list[Any]:

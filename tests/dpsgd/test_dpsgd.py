@@ -430,7 +430,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"dataset": PAIRS, "collate_fn": lambda _: (torch.zeros(5, 5), [torch.zeros(2)] * 5)},
-        "Give lists of several sizes padded",
+        "pad lists of several sizes",
     ),
 ]
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from discreet.dpsgd.draws_at import DrawsAt
-from discreet.per_example.trial import Undrawn
 from tests.dpsgd.loops import private, run
 from tests.dpsgd.test_padding import REFUSED, TEXTS, WORDS, behind, with_lengths
 
@@ -45,6 +44,14 @@ READ_PADDING: dict[str, Rule] = {
     "uniform_": lambda x, _: crop(torch.empty(1).uniform_(0, _starts(x)), x),
     "randperm": lambda x, _: chosen(torch.randperm(x.shape[1])[None, :2].expand(len(x), -1), x),
     "multinomial": lambda x, _: chosen(torch.ones(x.shape[:2]).multinomial(2), x),
+    "an order by rand": lambda x, _: chosen(torch.rand(x.shape[:2]).argsort(1)[:, :2], x),
+    "the largest of rand": lambda x, _: chosen(torch.rand(x.shape[:2]).argmax(1, keepdim=True), x),
+    "the largest of exponential_": lambda x, _: chosen(
+        torch.empty(x.shape[:2]).exponential_().argmax(1, keepdim=True), x
+    ),
+    "the smallest of uniform_": lambda x, _: chosen(
+        torch.empty(x.shape[:2]).uniform_(1, 2).argmin(1, keepdim=True), x
+    ),
     "rand": lambda x, is_word: seldom_centred(x, is_word, torch.rand(len(x)) < 0.1),
     "randn": lambda x, is_word: seldom_centred(x, is_word, torch.randn(len(x)) > 1.5),
     "bernoulli": lambda x, is_word: seldom_centred(
@@ -55,6 +62,9 @@ MASK_IT: dict[str, Rule] = {
     "noise": lambda x, is_word: (x + 0.1 * torch.randn_like(x), is_word),
     "words hidden": lambda x, is_word: (x * (torch.rand(x.shape[:2]) < 0.8)[..., None], is_word),
     "a place among one's own": lambda x, is_word: chosen(is_word.squeeze(2).multinomial(2), x),
+    "an order of one's own": lambda x, is_word: chosen(
+        torch.rand(x.shape[:2]).masked_fill(is_word.squeeze(2) == 0, 2.0).argsort(1)[:, :2], x
+    ),
     "a factor": lambda x, is_word: (x * torch.randint(1, 9, (len(x), 1, 1)), is_word),
     "counts": lambda x, is_word: (
         x * torch.poisson(torch.ones(len(x), 1, 1)).add(torch.empty(1).geometric_(0.5)),
@@ -154,6 +164,6 @@ def test_padding_that_few_texts_feel_is_seen_by_the_first_trial() -> None:
 )
 def test_a_share_of_what_is_drawn(draw: Callable[[], Tensor], least: float, most: float) -> None:
     for share, wanted in ((0.001, least), (0.999, most)):
-        with Undrawn(DrawsAt(share)):
+        with DrawsAt(share):
             found = draw()
         assert found.tolist() == pytest.approx([wanted] * len(found))
