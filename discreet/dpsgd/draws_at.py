@@ -26,13 +26,13 @@ class DrawsAt(Undrawn):
     of the probabilities of `multinomial`, of the order of `randperm`.
 
     Attributes:
-      share: above 0 and below 1; None: in the middle, as in other trials.
+      share: above 0 and below 1.
       rising: True if the real numbers of a result rise a little, from its first to its last, so
         that an order by them is that of their places; else they fall.
       is_used: True after a draw.
     """
 
-    def __init__(self, share: float | None = None, *, rising: bool = True) -> None:
+    def __init__(self, share: float, *, rising: bool = True) -> None:
         super().__init__()
         self.share = share
         self.rising = rising
@@ -40,21 +40,37 @@ class DrawsAt(Undrawn):
 
     def drawn(self, result: Tensor, name: str, args: Any, named: Any) -> Tensor:
         self.is_used = True
-        if self.share is None:
-            return super().drawn(result, name, args, named)
         if name in _EACH:
             return _EACH[name](self.share, result, args, named)
-        low, high = _bounds(args[1:], named, 1.0) if name == "uniform_" else (0.0, 1.0)
-        share = NormalDist().inv_cdf(self.share) if name in _NORMAL else self.share
-        result.fill_(low + share * (high - low))
+        if name in _NORMAL:
+            result.copy_(_normal(self.share, name, args, named))
+        else:
+            low, high = _bounds(args[1:], named, 1.0) if name == "uniform_" else (0.0, 1.0)
+            result.fill_(low + self.share * (high - low))
         if result.dtype == torch.float64:
             ranks = torch.arange(result.numel(), dtype=torch.float64, device=result.device)
             result.add_(ranks.reshape(result.shape), alpha=_SLOPE if self.rising else -_SLOPE)
         return result
 
 
-def _chance(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
-    return result.fill_(float(share < 0.5))
+def _normal(share: float, name: str, args: Any, named: Any) -> Tensor:
+    """Numbers of a mean and a standard deviation, which may be tensors; () if they are none."""
+    given = {}
+    if name in ("normal", "normal_"):
+        places = args[1:] if name == "normal_" else args
+        given = dict(zip(("mean", "std"), places, strict=False)) | named
+    mean, deviation = given.get("mean", 0.0), given.get("std", 1.0)
+    return torch.as_tensor(mean + deviation * NormalDist().inv_cdf(share))
+
+
+def _chance(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
+    """Ones where the chance, p or else the first argument, is above the share."""
+    given = [*args[1:2], *(named[key] for key in ("p", "input") if key in named), *args[:1]]
+    return result.copy_(torch.as_tensor(given[0]) > share)
+
+
+def _chance_into(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
+    return _chance(share, result, (), {"p": [*args[1:2], named.get("p", 0.5)][0]})
 
 
 def _whole(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
@@ -87,24 +103,30 @@ def _order(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
     return result.copy_(backwards.roll(-math.floor(share * len(result))))
 
 
-def _count(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
-    return result.fill_(math.floor(_FEW * share))
+def _count(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
+    rate = args[0] if args else named["input"]
+    return result.copy_((_FEW * share * rate).floor())
+
+
+def _trials(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
+    return result.fill_(1 + math.floor(_FEW * share))
 
 
 def _successes(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
-    most = args[0] if args else named["count"]
-    return result.copy_((share * (most + 1)).floor())
+    given = dict(zip(("count", "prob"), args, strict=False)) | named
+    most, chance = given["count"], given["prob"]
+    return result.copy_((share * (most + 1) * (chance > 0)).floor())
 
 
 _EACH: dict[str, Callable[[float, Tensor, Any, Any], Tensor]] = {
     "bernoulli": _chance,
-    "bernoulli_": _chance,
+    "bernoulli_": _chance_into,
     "randint": _whole,
     "randint_like": _whole_into,
     "random_": _whole_into,
     "multinomial": _of_weights,
     "randperm": _order,
     "poisson": _count,
-    "geometric_": _count,
+    "geometric_": _trials,
     "binomial": _successes,
 }

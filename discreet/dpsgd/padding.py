@@ -45,6 +45,7 @@ _SEEDS = 16  # by which it is seen that a collate_fn draws
 _TRIED = 2  # of its batches
 _LEAST = 1e-3  # the share of the smallest numbers that a model may draw
 _INNER = (0.25, 0.5)  # shares of others, of the first item
+_MIDDLE = 0.5
 _EXACT = 1e-6  # the share of the largest value by which a gradient may change in float64
 
 
@@ -130,9 +131,9 @@ class PaddingTrial:
         the number of items before it."""
         model = objective.model
         with suppress(*CONFUSED), in_float64(model):
-            exact = _Gradients(objective_of(model, objective.loss), _EXACT, DrawsAt())
+            exact = _Gradients(objective_of(model, objective.loss), _EXACT, DrawsAt(_MIDDLE))
             return self._is_kept_by(exact, item, longer, told)
-        gradients = _Gradients(objective, agreement(objective), DrawsAt())
+        gradients = _Gradients(objective, agreement(objective), DrawsAt(_MIDDLE))
         return self._is_kept_by(gradients, item, longer, told)
 
     def _is_kept_by(self, gradients: _Gradients, item: Any, longer: Any, told: int) -> bool | None:
