@@ -59,8 +59,8 @@ def _normal(share: float, name: str, args: Any, named: Any) -> Tensor:
     if name in ("normal", "normal_"):
         places = args[1:] if name == "normal_" else args
         given = dict(zip(("mean", "std"), places, strict=False)) | named
-    mean, deviation = given.get("mean", 0.0), given.get("std", 1.0)
-    return torch.as_tensor(mean + deviation * NormalDist().inv_cdf(share))
+    spread = given.get("std", 1.0) * NormalDist().inv_cdf(share)
+    return torch.as_tensor(given.get("mean", 0.0) + spread)
 
 
 def _chance(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
@@ -114,8 +114,8 @@ def _trials(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
 
 def _successes(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
     given = dict(zip(("count", "prob"), args, strict=False)) | named
-    most, chance = given["count"], given["prob"]
-    return result.copy_((share * (most + 1) * (chance > 0)).floor())
+    most = share * (given["count"] + 1)
+    return result.copy_((most * (given["prob"] > 0)).floor())
 
 
 _EACH: dict[str, Callable[[float, Tensor, Any, Any], Tensor]] = {
