@@ -3,7 +3,8 @@ example's identity and the number of the call that draws.
 
 So no example moves what another one draws, whatever their order and number and however they run,
 side by side or one after the other. An example that is absent leaves the others' masks as they
-were, for each key; nothing rests on the secrecy of a generator's state.
+were, for each key, unless the batch is padded to it: masks of other shapes are drawn anew, alike in
+distribution, by the key that nobody knows. Nothing rests on the secrecy of a generator's state.
 """
 
 from __future__ import annotations
