@@ -5,7 +5,7 @@ all others, each by up to twice the clip norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +41,8 @@ _LOOKS = 16  # at batches of new shapes, before lengths were found that differ
 _ITEMS = 32  # read of a batch; more of one that is longer than any of them
 _SHORT = 3  # that tell something when they are tried with a longer one
 _AT_FIRST = 16  # of them in the first trial that tells something
+_OF_LARGE = 6  # the same for a model of more than so many parameters
+_LARGE = 2**20
 _SEEDS = 16  # by which it is seen that a collate_fn draws
 _TRIED = 2  # of its batches
 _LEAST = 1e-3  # the share of the smallest numbers that a model may draw
@@ -92,7 +94,9 @@ class PaddingTrial:
         """False if padding to a longer item changes the gradient of a shorter one. They are tried
         until some have told something."""
         told = 0
-        enough = _SHORT if self._is_tried else _AT_FIRST
+        is_large = sum(each.numel() for each in objective.parameters) > _LARGE
+        at_first = _OF_LARGE if is_large else _AT_FIRST
+        enough = _SHORT if self._is_tried else at_first
         for item in short:
             is_kept = None
             with suppress(*CONFUSED):  # alone it may be too short for the model
@@ -137,33 +141,38 @@ class PaddingTrial:
         return self._is_kept_by(gradients, item, longer, told)
 
     def _is_kept_by(self, gradients: _Gradients, item: Any, longer: Any, told: int) -> bool | None:
-        """As `_is_kept`. If the model draws, the first items are tried with several draws: by some
-        it may read padding, by others not."""
-        is_kept = self._is_kept_once(gradients, item, longer)
-        if not gradients.draws.is_used or is_kept is False or told >= _SHORT:
+        """As `_is_kept`. The first items are tried thoroughly: also the longer one, and, if the
+        model draws, with several draws: by some it may read padding, by others not."""
+        is_first = told < _SHORT
+        is_kept = self._is_kept_once(gradients, item, longer, with_longer=is_first)
+        if not gradients.draws.is_used or is_kept is False or not is_first:
             return is_kept
         inner = (least + told / _SHORT / 4 for least in _INNER)
         for number, share in enumerate((_LEAST, *inner, 1 - _LEAST)):
             draws = DrawsAt(share, rising=number % 2 > 0)
-            found = self._is_kept_once(replace(gradients, draws=draws), item, longer)
+            at = replace(gradients, draws=draws)
+            found = self._is_kept_once(at, item, longer, with_longer=True)
             if found is False:
                 return False
             is_kept = is_kept or found
         return is_kept
 
-    def _is_kept_once(self, gradients: _Gradients, item: Any, longer: Any) -> bool | None:
+    def _is_kept_once(
+        self, gradients: _Gradients, item: Any, longer: Any, *, with_longer: bool
+    ) -> bool | None:
         alone = [self._joined([each], 0) for each in (item, longer)]
         joined = [self._joined([item, longer], seed) for seed in range(_SEEDS)]
         if any(_is_cut(_shapes(joined[0]), _shapes(each)) for each in alone):
             return False
         if any(strangers(joined[0], other) for other in joined):
             return _is_kept_if_cut(gradients, joined, _shapes(alone[0]))
-        rows = list(map(gradients.of, _rows(joined[0])))
-        wanted = list(map(gradients.of, alone))
-        # The rows may be in another order.
-        if all(any(gradients.agree(each, row) for row in rows) for each in wanted):
-            return True if _tells(wanted[0]) else None
-        return False
+        rows = _rows(joined[0])
+        wanted = gradients.of(alone[0])
+        if not gradients.are_among(rows, wanted):
+            return False
+        if with_longer and not gradients.are_among(reversed(rows), gradients.of(alone[1])):
+            return False
+        return True if _tells(wanted) else None
 
     def _joined(self, items: list[Any], seed: int) -> Batch:
         with seeded(seed):
@@ -197,6 +206,10 @@ class _Gradients:
         with objective.put_back(), same_chance(device), self.draws, exact_products(device):
             parts = plain_gradient(objective, *trees_of(*batch))
         return torch.cat([part.detach().flatten().to(objective.dtype) for part in parts])
+
+    def are_among(self, rows: Iterable[Batch], wanted: Tensor) -> bool:
+        """True if one of the rows has a gradient. They may be in another order than the items."""
+        return any(self.agree(wanted, self.of(row)) for row in rows)
 
     def agree(self, one: Tensor, other: Tensor) -> bool:
         """True if two gradients are the same."""
