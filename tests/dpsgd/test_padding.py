@@ -267,8 +267,8 @@ def test_texts_without_a_gradient_tell_nothing_of_the_others(
 
 
 def test_of_one_length_too_texts_without_a_gradient_tell_nothing() -> None:
-    data = texts([6, 6, 6, 6, 6, 6, 9])
-    for row, _ in data[:4]:
+    data = texts([6] * 20 + [9])
+    for row, _ in data[:18]:
         row[PROMPT:] = 0  # no target counts it
     with pytest.raises(ValueError, match=REFUSED):
         run(loop_of("filled_in_by_all", answers, data))
