@@ -118,6 +118,12 @@ def _successes(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
     return result.copy_((most * (given["prob"] > 0)).floor())
 
 
+def _of_shapes(share: float, _result: Tensor, args: Any, _named: Any) -> Tensor:
+    """Of Gamma and Dirichlet distributions, by their parameters."""
+    concentration: Tensor = args[0]
+    return 2 * share * concentration
+
+
 _EACH: dict[str, Callable[[float, Tensor, Any, Any], Tensor]] = {
     "bernoulli": _chance,
     "bernoulli_": _chance_into,
@@ -127,6 +133,8 @@ _EACH: dict[str, Callable[[float, Tensor, Any, Any], Tensor]] = {
     "multinomial": _of_weights,
     "randperm": _order,
     "poisson": _count,
+    "_standard_gamma": _of_shapes,
+    "_sample_dirichlet": _of_shapes,
     "geometric_": _trials,
     "binomial": _successes,
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Beta, Gamma
 
 from discreet.dpsgd.draws_at import DrawsAt
 from tests.dpsgd.loops import private, run
@@ -56,6 +57,10 @@ READ_PADDING: dict[str, Rule] = {
         x * torch.normal(x.detach().mean((1, 2), keepdim=True), 1.0),
         is_word,
     ),
+    "gamma": lambda x, is_word: (
+        x * Gamma(x.detach().mean((1, 2), keepdim=True).exp(), 1.0).sample(),
+        is_word,
+    ),
     "rand": lambda x, is_word: seldom_centred(x, is_word, torch.rand(len(x)) < 0.1),
     "randn": lambda x, is_word: seldom_centred(x, is_word, torch.randn(len(x)) > 1.5),
     "bernoulli": lambda x, is_word: seldom_centred(
@@ -74,6 +79,10 @@ MASK_IT: dict[str, Rule] = {
     "successes of one's own": lambda x, is_word: (
         x,
         torch.binomial(3 * torch.ones_like(is_word), 0.5 * is_word) + 1e-9 * is_word,
+    ),
+    "a beta of one's own": lambda x, is_word: (
+        x * Beta(1 + (is_word.sum((1, 2))), 2.0).sample()[:, None, None],
+        is_word,
     ),
     "a factor": lambda x, is_word: (x * torch.randint(1, 9, (len(x), 1, 1)), is_word),
     "counts": lambda x, is_word: (
