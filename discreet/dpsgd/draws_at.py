@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from discreet.layers.functions import by_name
 from discreet.per_example.trial import Undrawn
 
 _NORMAL = ("randn", "randn_like", "normal", "normal_")
@@ -57,20 +58,21 @@ def _normal(share: float, name: str, args: Any, named: Any) -> Tensor:
     """Numbers of a mean and a standard deviation, which may be tensors; () if they are none."""
     given = {}
     if name in ("normal", "normal_"):
-        places = args[1:] if name == "normal_" else args
-        given = dict(zip(("mean", "std"), places, strict=False)) | named
+        given = by_name(("mean", "std"), args[1:] if name == "normal_" else args, named)
     spread = given.get("std", 1.0) * NormalDist().inv_cdf(share)
     return torch.as_tensor(given.get("mean", 0.0) + spread)
 
 
 def _chance(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
     """Ones where the chance, p or else the first argument, is above the share."""
-    given = [*args[1:2], *(named[key] for key in ("p", "input") if key in named), *args[:1]]
-    return result.copy_(torch.as_tensor(given[0]) > share)
+    given = by_name(("input", "p"), args, named)
+    chance = given["p"] if "p" in given else given["input"]
+    return result.copy_(torch.as_tensor(chance) > share)
 
 
 def _chance_into(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
-    return _chance(share, result, (), {"p": [*args[1:2], named.get("p", 0.5)][0]})
+    given = {"p": 0.5} | by_name(("self", "p"), args, named)
+    return _chance(share, result, (), given)
 
 
 def _whole(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
@@ -93,7 +95,7 @@ def _bounds(args: Any, named: Any, otherwise: float) -> tuple[Any, Any]:
 
 
 def _of_weights(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
-    weights = (args[0] if args else named["input"]).double().cumsum(-1)
+    weights = by_name(("input",), args, named)["input"].double().cumsum(-1)
     place = (weights <= share * weights[..., -1:]).sum(-1, keepdim=True)
     return result.copy_(place.expand_as(result))
 
@@ -104,7 +106,7 @@ def _order(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
 
 
 def _count(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
-    rate = args[0] if args else named["input"]
+    rate = by_name(("input",), args, named)["input"]
     return result.copy_((_FEW * share * rate).floor())
 
 
@@ -113,15 +115,14 @@ def _trials(share: float, result: Tensor, _args: Any, _named: Any) -> Tensor:
 
 
 def _successes(share: float, result: Tensor, args: Any, named: Any) -> Tensor:
-    given = dict(zip(("count", "prob"), args, strict=False)) | named
+    given = by_name(("count", "prob"), args, named)
     most = share * (given["count"] + 1)
     return result.copy_((most * (given["prob"] > 0)).floor())
 
 
-def _of_shapes(share: float, _result: Tensor, args: Any, _named: Any) -> Tensor:
+def _of_shapes(share: float, result: Tensor, args: Any, _named: Any) -> Tensor:
     """Of Gamma and Dirichlet distributions, by their parameters."""
-    concentration: Tensor = args[0]
-    return 2 * share * concentration
+    return result.copy_(2 * share * args[0])
 
 
 _EACH: dict[str, Callable[[float, Tensor, Any, Any], Tensor]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -134,45 +134,14 @@ class PaddingTrial:
         tells nothing. In float64, as a little from each of many examples is much in a sum. `told`:
         the number of items before it."""
         model = objective.model
+        alone = [self._joined([each], 0) for each in (item, longer)]
+        pair = _Pair(alone, [self._joined([item, longer], seed) for seed in range(_SEEDS)])
         with suppress(*CONFUSED), in_float64(model):
             exact = _Gradients(objective_of(model, objective.loss), _EXACT, DrawsAt(_MIDDLE))
-            return self._is_kept_by(exact, item, longer, told)
-        gradients = _Gradients(objective, agreement(objective), DrawsAt(_MIDDLE))
-        return self._is_kept_by(gradients, item, longer, told)
-
-    def _is_kept_by(self, gradients: _Gradients, item: Any, longer: Any, told: int) -> bool | None:
-        """As `_is_kept`. The first items are tried thoroughly: also the longer one, and, if the
-        model draws, with several draws: by some it may read padding, by others not."""
-        is_first = told < _SHORT
-        is_kept = self._is_kept_once(gradients, item, longer, with_longer=is_first)
-        if not gradients.draws.is_used or is_kept is False or not is_first:
-            return is_kept
-        inner = (least + told / _SHORT / 4 for least in _INNER)
-        for number, share in enumerate((_LEAST, *inner, 1 - _LEAST)):
-            draws = DrawsAt(share, rising=number % 2 > 0)
-            at = replace(gradients, draws=draws)
-            found = self._is_kept_once(at, item, longer, with_longer=True)
-            if found is False:
-                return False
-            is_kept = is_kept or found
-        return is_kept
-
-    def _is_kept_once(
-        self, gradients: _Gradients, item: Any, longer: Any, *, with_longer: bool
-    ) -> bool | None:
-        alone = [self._joined([each], 0) for each in (item, longer)]
-        joined = [self._joined([item, longer], seed) for seed in range(_SEEDS)]
-        if any(_is_cut(_shapes(joined[0]), _shapes(each)) for each in alone):
-            return False
-        if any(strangers(joined[0], other) for other in joined):
-            return _is_kept_if_cut(gradients, joined, _shapes(alone[0]))
-        rows = _rows(joined[0])
-        wanted = gradients.of(alone[0])
-        if not gradients.are_among(rows, wanted):
-            return False
-        if with_longer and not gradients.are_among(reversed(rows), gradients.of(alone[1])):
-            return False
-        return True if _tells(wanted) else None
+            return _is_kept_by(exact, pair, told)
+        return _is_kept_by(
+            _Gradients(objective, agreement(objective), DrawsAt(_MIDDLE)), pair, told
+        )
 
     def _joined(self, items: list[Any], seed: int) -> Batch:
         with seeded(seed):
@@ -214,6 +183,46 @@ class _Gradients:
     def agree(self, one: Tensor, other: Tensor) -> bool:
         """True if two gradients are the same."""
         return not differ(one, other, self.part)
+
+
+class _Pair(NamedTuple):
+    """An item and a longer one. `alone`: a batch of each. `joined`: batches of both, made with
+    different draws."""
+
+    alone: list[Batch]
+    joined: list[Batch]
+
+
+def _is_kept_by(gradients: _Gradients, pair: _Pair, told: int) -> bool | None:
+    """As `PaddingTrial._is_kept`. The first items are tried thoroughly: also the longer one, and,
+    if the model draws, with several draws: by some it may read padding, by others not."""
+    is_first = told < _SHORT
+    is_kept = _is_kept_once(gradients, pair, with_longer=is_first)
+    if not gradients.draws.is_used or is_kept is False or not is_first:
+        return is_kept
+    inner = (least + told / _SHORT / 4 for least in _INNER)
+    for number, share in enumerate((_LEAST, *inner, 1 - _LEAST)):
+        draws = DrawsAt(share, rising=number % 2 > 0)
+        found = _is_kept_once(replace(gradients, draws=draws), pair, with_longer=True)
+        if found is False:
+            return False
+        is_kept = is_kept or found
+    return is_kept
+
+
+def _is_kept_once(gradients: _Gradients, pair: _Pair, *, with_longer: bool) -> bool | None:
+    alone, joined = pair
+    if any(_is_cut(_shapes(joined[0]), _shapes(each)) for each in alone):
+        return False
+    if any(strangers(joined[0], other) for other in joined):
+        return _is_kept_if_cut(gradients, joined, _shapes(alone[0]))
+    rows = _rows(joined[0])
+    wanted = gradients.of(alone[0])
+    if not gradients.are_among(rows, wanted):
+        return False
+    if with_longer and not gradients.are_among(reversed(rows), gradients.of(alone[1])):
+        return False
+    return True if _tells(wanted) else None
 
 
 def _shapes(batch: Batch) -> Shapes:

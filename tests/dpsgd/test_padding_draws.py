@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Beta, Gamma
 
+from discreet.dpsgd.dpsgd import DPSGD
 from discreet.dpsgd.draws_at import DrawsAt
 from tests.dpsgd.loops import private, run
 from tests.dpsgd.test_padding import REFUSED, TEXTS, WORDS, behind, with_lengths
@@ -111,16 +112,15 @@ class Drawing(nn.Module):
         return self.head((words * weights).sum(1) / weights.sum(1))
 
 
+def loop_of(rule: Rule) -> DPSGD:
+    torch.manual_seed(0)
+    how = {"dataset": TEXTS, "collate_fn": with_lengths, "batch_size": len(TEXTS), "steps": 2}
+    return private(Drawing(rule), **how)
+
+
 @pytest.mark.parametrize("name", READ_PADDING)
 def test_a_model_that_reads_padding_by_chance_is_refused_at_no_cost(name: str) -> None:
-    torch.manual_seed(0)
-    loop = private(
-        Drawing(READ_PADDING[name]),
-        dataset=TEXTS,
-        collate_fn=with_lengths,
-        batch_size=len(TEXTS),
-        steps=2,
-    )
+    loop = loop_of(READ_PADDING[name])
     with pytest.raises(ValueError, match=REFUSED):
         run(loop)
     assert (loop.epsilon(), loop.steps_taken) == (0, 0)
@@ -128,15 +128,7 @@ def test_a_model_that_reads_padding_by_chance_is_refused_at_no_cost(name: str) -
 
 @pytest.mark.parametrize("name", MASK_IT)
 def test_a_model_that_draws_and_masks_padding_is_accepted(name: str) -> None:
-    torch.manual_seed(0)
-    loop = private(
-        Drawing(MASK_IT[name]),
-        dataset=TEXTS,
-        collate_fn=with_lengths,
-        batch_size=len(TEXTS),
-        steps=2,
-    )
-    assert run(loop).steps_taken == 2
+    assert run(loop_of(MASK_IT[name])).steps_taken == 2
 
 
 def test_padding_that_few_texts_feel_is_seen_by_the_first_trial() -> None:
