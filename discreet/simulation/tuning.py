@@ -338,9 +338,7 @@ def repetitions(plan: Plan, files: RunFolder) -> Counter[Any]:
     """The events that a trial was charged beyond its plan, as an interrupted run repeats rounds
     and ratings. A trial that ended early has some that were planned: not in place of others, which
     may cost more."""
-    charged = Counter[Any]()
-    for event, count in DurableLedger(files.ledger_path).spent(USER).entries:
-        charged[event] += count
+    charged = Counter(dict(DurableLedger(files.ledger_path).spent(USER).entries))
     return charged - planned_releases(plan)
 
 
